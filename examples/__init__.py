@@ -1,1 +1,1 @@
-"""Things to copy from: an environment, networks and an algorithm of one's own."""
+"""Examples to copy: an environment, networks and algorithms outside the framework."""

@@ -1,9 +1,10 @@
-"""An environment of one's own: any `gymnasium.Env`, which needs to know nothing of this framework.
+"""An environment of your own: any `gymnasium.Env`, without an import of this framework.
 
     python train_appo.py --env=examples.custom_env:GridWalk --train_until_return=0.8
     python enjoy_appo.py --env=examples.custom_env:GridWalk --no_render
 
-Training knows no preset for it: it shows numbers, so a small network without a memory is trained, as the log says.
+No preset lists this environment. Observations are numbers, so training uses a small network without a memory; the log
+reports the choice.
 """
 
 from typing import Any
@@ -16,18 +17,18 @@ from numpy.typing import NDArray
 Observation = NDArray[np.float32]
 
 STEPS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
-"""What the actions up, down, left and right do to (row, column)."""
+"""Change of (row, column) by the actions up, down, left and right."""
 
 
 class GridWalk(gymnasium.Env[Observation, np.int64]):
-    """Walk to a goal on a grid: 1 on arrival, minus `STEP_COST` for every step; walls hold.
+    """Walk to a goal on a grid: reward 1 on arrival, minus `STEP_COST` for every step.
 
-    The observation is (row, column) of the walker and of the goal, each in [0, 1]. Both start on random, different
-    cells; an episode is cut off after `max_steps`. The best mean return is known (`best_return`).
+    A step into a wall does not move the walker. The observation is (row, column) of the walker and of the goal, each
+    in [0, 1]. Walker and goal start on random, different cells. `best_return` is the best possible mean return.
 
     Args:
-        size: cells of a side.
-        max_steps: after which an episode is truncated.
+        size: number of cells per side.
+        max_steps: number of steps after which an episode is truncated.
     """
 
     STEP_COST = 0.05
@@ -41,13 +42,13 @@ class GridWalk(gymnasium.Env[Observation, np.int64]):
 
     @property
     def best_return(self) -> float:
-        """The mean return of who always takes a shortest way: two cells are 2/3 `size` steps apart on average."""
+        """Return the mean return of shortest ways: two random cells are 2/3 `size` steps apart on average."""
         return 1.0 - self.STEP_COST * 2 * self.size / 3
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Draw two cells; `self.np_random` is the environment's own generator, seeded by gymnasium."""
+        """Draw two cells from `self.np_random`, the generator that gymnasium seeds."""
         super().reset(seed=seed)
         cells = self.np_random.choice(self.size**2, 2, replace=False)
         self._walker, self._goal = np.stack(np.divmod(cells, self.size), axis=1)
@@ -55,7 +56,7 @@ class GridWalk(gymnasium.Env[Observation, np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Walk one cell."""
+        """Walk to the next cell."""
         self._walker = np.clip(self._walker + STEPS[action], 0, self.size - 1)
         self._taken += 1
         arrived = bool((self._walker == self._goal).all())
@@ -67,10 +68,10 @@ class GridWalk(gymnasium.Env[Observation, np.int64]):
         return (np.concatenate((self._walker, self._goal)) / (self.size - 1)).astype(np.float32)
 
     def _report(self, arrived: bool) -> dict[str, Any]:
-        """What the last `info` of an episode may hold; its means appear in metrics.jsonl and TensorBoard.
+        """Return the last `info` of an episode; the means over episodes appear in metrics.jsonl and TensorBoard.
 
-        `episode_extra_stats` are any numbers about the episode. `true_reward` is what really counts where the reward
-        is only a help for learning: here the share of the steps taken that were needed, at best 1.
+        `episode_extra_stats` holds any numbers about the episode. `true_reward` is the real goal, where the reward only
+        helps learning: here the shortest way divided by the steps taken (at best 1), and 0 without an arrival.
         """
         detour = self._taken - self._shortest
         true_reward = self._shortest / self._taken if arrived else 0.0

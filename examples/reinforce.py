@@ -1,6 +1,6 @@
-"""REINFORCE: one step per batch along the returns of what was played, less a baseline.
+"""REINFORCE: one optimizer step per batch; the weight of an action is the return minus a baseline.
 
-Where a trajectory ends before its episode, the critic's value stands for the rest of the return.
+Where a trajectory ends before the episode ends, the critic's value replaces the rest of the return.
 
 Source: Williams 1992, Machine Learning 8; Sutton and Barto 2018, section 13.4.
 """
@@ -34,7 +34,7 @@ class REINFORCELearner(ActorCriticLearner):
     config: REINFORCEConfig
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Follow log pi(a|s) * (return - baseline), and let the critic follow the return."""
+        """Ascend log pi(a|s) * (return - baseline), and fit the critic to the return."""
         self.optimizer.follow(progress)
         policy, value = self.unroll(batch)
         estimate = self.model.denormalize_value(value.detach())
@@ -49,10 +49,10 @@ class REINFORCELearner(ActorCriticLearner):
 
 
 class REINFORCE(ActorCriticAlgorithm):
-    """Acts and samples as all actor-critics do."""
+    """REINFORCE; acting and sampling are inherited."""
 
     name, flags, metrics = "REINFORCE", REINFORCEConfig, METRICS | STEP_METRICS
 
     def learner_class(self) -> type[ActorCriticLearner]:
-        """Return the learner."""
+        """Return the class of the learner."""
         return REINFORCELearner

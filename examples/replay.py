@@ -1,10 +1,10 @@
-"""APPO with replay: every batch is trained on when it is fresh, and once more when it is `AGE` batches old.
+"""APPO with replay: the learner trains on every batch twice, at once and again `AGE` batches later.
 
     appo train --algo=examples.replay:Replay --env=CartPole-v1 --train_until_return=475
 
-A variant of APPO is an `APPOLearner` and a class that names it. Actors, slots, batches, checkpoints and flags do not
-change. V-trace corrects for the age of a replayed batch: its log-probabilities are those of the policy that
-acted.
+A variant of APPO is a subclass of `Learner` and an algorithm class that returns the subclass. Actors, slots, batches,
+checkpoints and flags do not change. V-trace corrects for the age of a replayed batch, because the batch holds the
+log-probabilities of the policy that acted.
 """
 
 from collections import deque
@@ -18,15 +18,15 @@ from appo.algorithms.runtime.learning.batches import Batch
 AGE = 2
 
 
-class ReplayingLearner(APPOLearner):
-    """Trains on every batch twice; samples are counted once, by the worker around it."""
+class ReplayingLearner(Learner):
+    """Trains on every batch twice. The learner worker counts samples, each sample once."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.kept: deque[Batch] = deque()
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """As `APPOLearner.learn`, then the same for the batch that came `AGE` batches before."""
+        """Train on the batch, then on the batch that arrived `AGE` batches earlier."""
         yield from super().learn(batch, progress)
         self.kept.append(batch.copy())
         if len(self.kept) > AGE:
@@ -34,8 +34,8 @@ class ReplayingLearner(APPOLearner):
 
 
 class Replay(APPO):
-    """APPO in every other respect."""
+    """APPO with the learner that trains twice."""
 
-    def learner_class(self) -> type[APPOLearner]:
-        """Return the learner that trains twice."""
+    def learner_class(self) -> type[Learner]:
+        """Return the class of the learner."""
         return ReplayingLearner

@@ -1,4 +1,4 @@
-"""An auxiliary loss: the features behind the critic must also tell which reward follows.
+"""An auxiliary loss: a second head predicts the next reward from the features that the critic reads.
 
 Source: after Jaderberg et al. 2017, arXiv:1611.05397, section 3.2.
 """
@@ -26,14 +26,14 @@ class PredictionConfig(APPOConfig):
     reward_loss_coeff: float = flag(0.1, "weight of the squared error of predicted rewards", minimum=0)
 
 
-class PredictingLearner(APPOLearner):
-    """Adds the loss to APPO's, and its mean to the metrics."""
+class PredictingLearner(Learner):
+    """Adds the error of predicted rewards to APPO's loss and metrics."""
 
     names = (*APPOLearner.names[:-3], "reward_loss", *APPOLearner.names[-3:])
     config: PredictionConfig
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The features [T+1, B, F] are those of the forward pass that APPO's loss makes."""
+        """Return loss, value targets and metrics; features [T+1, B, F] come from the forward pass of APPO's loss."""
         seen: list[Tensor] = []
         with self.model.value_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             loss, target, metrics = super().loss(batch, whole)
@@ -43,17 +43,17 @@ class PredictingLearner(APPOLearner):
 
 
 class RewardPrediction(APPO):
-    """APPO whose network has a head more, trained, saved and published with the others; acting does not use it."""
+    """APPO with a reward head in the network. The head is trained, saved and published; acting ignores the head."""
 
     name, flags = "RewardPrediction", PredictionConfig
     metrics = METRICS | {"reward_loss": "squared error of the predicted rewards"}
 
     def make_model(self, context: Context) -> FlatModule:
-        """Add the head to the network that the flags ask for."""
+        """Make the network of the flags and add the reward head."""
         model = build_model(context.model, context.spec)
         model.reward_head = nn.Linear(model.value_head.in_features, 1)
         return FlatModule(model.to(context.device))
 
-    def learner_class(self) -> type[APPOLearner]:
-        """Return the learner with the loss."""
+    def learner_class(self) -> type[Learner]:
+        """Return the class of the learner."""
         return PredictingLearner

@@ -1,6 +1,6 @@
-"""Random network distillation: outcomes that a trained network cannot predict yet are rewarded.
+"""Random network distillation: a bonus for observations that a trained network cannot predict yet.
 
-Source: Burda et al. 2018, arXiv:1810.12894; with one critic for rewards and bonus.
+Source: Burda et al. 2018, arXiv:1810.12894. Here a single critic estimates rewards and bonus together.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ class RNDConfig(APPOConfig):
     novelty_coeff: float = flag(0.1, "bonus of a step as new as those of the first batch", minimum=0)
 
 
-class RNDLearner(APPOLearner):
-    """Rewards steps whose outcome a network does not predict yet; all it needs for that is in its checkpoints."""
+class RNDLearner(Learner):
+    """Adds the bonus to rewards. Both networks, their Adam and the unit of the bonus are in every checkpoint."""
 
     config: RNDConfig
 
@@ -40,7 +40,7 @@ class RNDLearner(APPOLearner):
         self.adam = self.add_network("rnd_predictor", self.predictor)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Train the predictor on the outcome of every step, and then the policy on rewards with the bonus."""
+        """Train the predictor on the observation after every step, then the policy on reward plus bonus."""
         seen = self.model.scaled({key: batch.obs[key][1:].flatten(0, 1) for key in self.model.keys})
         x = torch.cat([rows.flatten(1) for rows in seen.values()], dim=1)
         novelty = (self.predictor(x) - self.target(x).detach()).square().mean(1).view_as(batch.reward)
@@ -51,10 +51,10 @@ class RNDLearner(APPOLearner):
 
 
 class RND(APPO):
-    """APPO in every other respect."""
+    """APPO with the bonus of random network distillation."""
 
     name, flags = "RND", RNDConfig
 
-    def learner_class(self) -> type[APPOLearner]:
-        """Return the learner with the bonus."""
+    def learner_class(self) -> type[Learner]:
+        """Return the class of the learner."""
         return RNDLearner
