@@ -12,8 +12,8 @@ from appo.algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
 from appo.algorithms.runtime.topology import Topology
 
 BOOK = Topology("central", 1, 1, 1, num_policies=1, policy_workers_per_policy=1, rows=1, rollout=1).address_book()
-NAMES_IT = Wake(Address("whom it names"))
-ARCHITECTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
+NAMES_IT = Wake(Address("worker in the message"))
+PAGE = Path(messages.__file__).with_name("README.md")
 
 RUNTIME = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, LEARNER)}  # algorithms may have added theirs
 
@@ -54,8 +54,8 @@ def test_the_module_cannot_be_imported_when_one_is_forgotten(kind: str) -> None:
         exec(compile(forgetful, "messages", "exec"), {"__name__": messages.__name__})
 
 
-def test_architecture_says_who_receives_what() -> None:
-    text = ARCHITECTURE.read_text().split("## Messages\n")[1].split("\n## ")[0]
+def test_the_page_of_the_runtime_says_who_receives_what() -> None:
+    text = PAGE.read_text().split("## Messages\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (`.+?) \| .+ \|$", text, re.MULTILINE)
     said = {(role, name) for role, names in rows for name in re.findall(r"`(\w+)`", names)}
     singular = {name: role.singular for name, role in RUNTIME.items()} | {ALL.role: "all"}
