@@ -72,7 +72,7 @@ class ModelConfig:
     )
     encoder_custom: str = flag(
         "",
-        "your own encoder, core or whole model as package.module:Class (docs/architecture.md says how); empty = none",
+        "your own encoder, core or whole model as package.module:Class (docs/own_model.md says how); empty = none",
         fixed_on_resume=True,
         aliases=("encoder",),
     )
