@@ -16,7 +16,8 @@ from appo.algorithms.tools.train import asked_format
 from appo.utils import timing
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
-from tests.markdown import PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
+from tests.markdown import BESIDE_CODE, PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
+from utils import timing
 
 SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -52,12 +53,12 @@ USERS_OWN = {"my_program.py", "env.py", "utils.py", "tb.py"}
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda page: page.name
+    "page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *BESIDE_CODE], ids=lambda page: page.name
 )
 def test_files_that_pages_name_exist(page: Path) -> None:
     words = " ".join(re.findall(r"`([^`\n]+)`", page.read_text()))
     named = {path for path in re.findall(r"(?<![\w.{}<>*/-])[\w/]+\.py\b", words) if path not in USERS_OWN}
-    bases = [ROOT, ROOT / "algorithms", ROOT / "tests"]
+    bases = [ROOT, ROOT / "algorithms", ROOT / "tests", page.parent]
     assert {path for path in named if not any((base / path).is_file() for base in bases)} == set()
 
 
