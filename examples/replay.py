@@ -2,7 +2,7 @@
 
     appo train --algo=examples.replay:Replay --env=CartPole-v1 --train_until_return=475
 
-A variant of APPO is a subclass of `Learner` and an algorithm class that returns the subclass. Actors, slots, batches,
+A variant of APPO is a subclass of `APPOLearner` and an algorithm class that returns it. Actors, slots, batches,
 checkpoints and flags do not change. V-trace corrects for the age of a replayed batch, because the batch holds the
 log-probabilities of the policy that acted.
 """
@@ -18,7 +18,7 @@ from appo.algorithms.runtime.learning.batches import Batch
 AGE = 2
 
 
-class ReplayingLearner(Learner):
+class ReplayingLearner(APPOLearner):
     """Trains on every batch twice. The learner worker counts samples, each sample once."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -36,6 +36,6 @@ class ReplayingLearner(Learner):
 class Replay(APPO):
     """APPO with the learner that trains twice."""
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner."""
         return ReplayingLearner

@@ -26,7 +26,7 @@ class PredictionConfig(APPOConfig):
     reward_loss_coeff: float = flag(0.1, "weight of the squared error of predicted rewards", minimum=0)
 
 
-class PredictingLearner(Learner):
+class PredictingLearner(APPOLearner):
     """Adds the error of predicted rewards to APPO's loss and metrics."""
 
     names = (*APPOLearner.names[:-3], "reward_loss", *APPOLearner.names[-3:])
@@ -54,6 +54,6 @@ class RewardPrediction(APPO):
         model.reward_head = nn.Linear(model.value_head.in_features, 1)
         return FlatModule(model.to(context.device))
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner."""
         return PredictingLearner

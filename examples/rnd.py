@@ -25,7 +25,7 @@ class RNDConfig(APPOConfig):
     novelty_coeff: float = flag(0.1, "bonus of a step as new as those of the first batch", minimum=0)
 
 
-class RNDLearner(Learner):
+class RNDLearner(APPOLearner):
     """Adds the bonus to rewards. Both networks, their Adam and the unit of the bonus are in every checkpoint."""
 
     config: RNDConfig
@@ -55,6 +55,6 @@ class RND(APPO):
 
     name, flags = "RND", RNDConfig
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner."""
         return RNDLearner

@@ -24,7 +24,7 @@ class SPOConfig(APPOConfig):
     spo_epsilon: float = flag(0.2, "distance of the best probability ratio from 1", minimum=1e-3, maximum=1)
 
 
-class SPOLearner(Learner):
+class SPOLearner(APPOLearner):
     """APPO's learner with the policy loss of SPO."""
 
     config: SPOConfig
@@ -39,6 +39,6 @@ class SPO(APPO):
 
     name, flags = "SPO", SPOConfig
 
-    def learner_class(self) -> type[Learner]:
+    def learner_class(self) -> type[APPOLearner]:
         """Return the class of the learner."""
         return SPOLearner

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parents[2] / "src")
     from appo.algorithms.cli import run, run_command
     from appo.algorithms.runtime.processes import fork_server
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import algorithms
+import appo
 from appo import Policy, load_policy, train
 from appo.algorithms.playing.player import Player, load_player
 from appo.algorithms.playing.policy import look_at
@@ -107,7 +107,7 @@ def test_sampled_actions_follow_the_logits(runs: Path) -> None:
 def test_a_running_training_answers_observations(tmp_path: Path) -> None:
     """By the weights of now, with the policy of its newest checkpoint."""
     flags = {"env": "CartPole-v1", "experiment": "run", "train_dir": str(tmp_path), "inference": "serial", "seed": 1}
-    with algorithms.Training(flags, use_rnn=False, train_for_env_steps=10**9, report_seconds=0.1, plot=False) as run:
+    with appo.Training(flags, use_rnn=False, train_for_env_steps=10**9, report_seconds=0.1, plot=False) as run:
         for _ in run:
             run.save()
             policy = load_policy(run.directory)
@@ -269,7 +269,7 @@ def test_what_is_not_there(runs: Path) -> None:
     with pytest.raises(UsageError, match="policy_index must be at least 0, got -1"):
         load_policy(runs / "counter", policy=-1)
     with pytest.raises(AttributeError, match="no attribute 'load_polici'"):
-        _ = algorithms.load_polici
+        _ = appo.load_polici
 
 
 def test_the_page_shows_the_arithmetic_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

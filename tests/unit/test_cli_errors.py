@@ -300,7 +300,7 @@ def test_what_every_process_imports_of_the_console_script_is_little() -> None:
     assert found.stdout == "[]\n"
 
 
-MAIN = f"import sys; sys.path.append({str(ROOT)!r}); from appo.algorithms.cli import main; sys.exit(main())"
+MAIN = f"import sys; sys.path.append({str(ROOT / 'src')!r}); from appo.algorithms.cli import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from appo.utils import timing
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
 from tests.markdown import BESIDE_CODE, PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
-from utils import timing
 
 SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
 BLOCKS = [block for page in PAGES for block in blocks(page)]

@@ -1,6 +1,6 @@
 """The choice of the sampling flags with which training is fastest, by a model of what a sample costs.
 
-Pure arithmetic on measured costs; `algorithms/run/README.md` has the formulas. Nothing here changes what is learned from a
+Pure arithmetic on measured costs; `algorithms/run/README.md` has the formulas. Nothing here changes the result of a
 given batch, only how fast batches come.
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appo.utils.errors import PACKAGE, UsageError
-from appo.utils.user_modules import import_user_module
+from appo.utils.user_modules import FORMER, import_user_module
 
 Write = Callable[[str, str], None]
 
@@ -18,7 +18,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes files into the working directory; what was imported from there is forgotten at the end."""
     monkeypatch.chdir(tmp_path)
     path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
-    sys.path[:] = [place for place in path if Path(place) != PACKAGE.parent.parent]  # pytest has put the checkout there
+    sys.path[:] = [place for place in path if Path(place).resolve() != PACKAGE.parent.parent]  # where pytest puts it
+    for name in [name for name in sys.modules if name.partition(".")[0] in FORMER]:
+        monkeypatch.delitem(sys.modules, name)
 
     def write_file(name: str, text: str) -> None:
         file = tmp_path / name
