@@ -20,6 +20,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Encoders divide images between threads, and tests of that say how many there are; two cores are soon oversubscribed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Programs that tests start find the package and, as environments and algorithms of the user, modules of tests.
+ROOT = Path(__file__).resolve().parents[1]
+os.environ["PYTHONPATH"] = f"{ROOT}/src:{ROOT}"
+
 # The key that marks runs as the user's own is one of the suite, not the one of whoever runs it. Processes that tests
 # start inherit the place; a test that needs another one sets it.
 _CONFIGURATION = tempfile.TemporaryDirectory(prefix="appo-tests-")

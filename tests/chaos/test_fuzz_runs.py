@@ -23,7 +23,7 @@ RUNS, SEED = int(os.environ.get("APPO_FUZZ_RUNS", "200")), os.environ.get("APPO_
 def test_damaged_runs_do_no_harm_and_cost_little(tmp_path: Path) -> None:
     """Of every mutation: no foreign program, no file changed outside, no traceback, little time and memory."""
     command = [sys.executable, "-m", "tests.chaos.fuzzing", str(tmp_path / "fuzz"), str(RUNS), SEED]
-    environment = os.environ | {MARKER: uuid4().hex, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {MARKER: uuid4().hex, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1].startswith(f"{RUNS} mutations, 0 with something wrong"), done.stdout[-5000:]
     assert done.returncode == 0, done.stderr[-3000:]

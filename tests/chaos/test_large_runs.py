@@ -46,7 +46,7 @@ def plant(directory: Path, kind: str) -> None:
 
 def measured(cwd: Path, *words: str) -> tuple[float, float, str]:
     """Seconds on a core (others may use it, too) and MiB that a command takes, and what it prints."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *words],
         cwd=cwd,

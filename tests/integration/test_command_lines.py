@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ FAST = (
 )
 
 
-def start(cwd: Path, *argv: str, script: str = "train_appo.py") -> subprocess.CompletedProcess[str]:
+def start(
+    cwd: Path, *argv: str, script: str = "train_appo.py", hidden: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a script of the repository in another directory."""
-    return completed(cwd, [sys.executable, ROOT / script, *argv])
+    return completed(cwd, [sys.executable, ROOT / script, *argv], hidden)
 
 
 def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) -> None:
@@ -152,7 +155,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", HELP.format(script=str(ROOT / "train_appo.py"))],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -164,7 +167,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
 MY_ENV = """
 import gymnasium
 import numpy as np
-from appo.utils import REWARD
+from utils import REWARD
 
 
 class MyEnv(gymnasium.Env):
@@ -189,11 +192,40 @@ def test_an_environment_of_a_directory_with_modules_named_as_ours(tmp_path: Path
         (tmp_path / name).write_text("raise RuntimeError('a stranger was imported')\n")
     (tmp_path / "utils.py").write_text("REWARD = 1.0\n")
     (tmp_path / "my_env.py").write_text(MY_ENV)
-    result = start(tmp_path, "--env=my_env:MyEnv", *FAST, f"--inference={placement}")
+    result = start(tmp_path, "--env=my_env:MyEnv", *FAST, f"--inference={placement}", hidden=["PYTHONPATH"])
     assert (result.returncode, result.stderr) == (0, "")
     status = json.loads((tmp_path / "train_dir" / "MyEnv_1" / "status.json").read_text())
     assert status["state"] == "finished"
     assert 8.0 < status["return_mean"][0] <= 10.0  # first episodes are shorter: they begin with uncounted random steps
+
+
+PROGRAM = """
+import sys
+
+import appo
+from env_of_mine import MyEnv
+from {module} import REWARD
+
+if __name__ == "__main__":
+    flags = dict(rollout=8, batch_size=64, num_batches_per_iteration=1, train_for_env_steps=500, plot=False)
+    result = appo.train(env="env_of_mine:MyEnv", experiment="mine", num_workers=1, inference=sys.argv[1], **flags)
+    print(result.report.env_steps >= 500, REWARD, MyEnv.__module__, sys.modules["{module}"].__file__)
+"""
+
+
+@pytest.mark.parametrize("placement", ["serial", "central"])
+@pytest.mark.parametrize("others", [("utils.py", "envs/__init__.py", "algorithms.py"), ("utils/rewards.py",)])
+def test_a_program_imports_its_own_modules_beside_appo(tmp_path: Path, placement: str, others: tuple[str, ...]) -> None:
+    """The first module holds the reward, which the environment imports in actors too; the others do no harm."""
+    for name in others:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("REWARD = 1.0\n")
+    module = others[0].removesuffix(".py").replace("/", ".")
+    (tmp_path / "env_of_mine.py").write_text(MY_ENV.replace("from utils", f"from {module}"))
+    (tmp_path / "program.py").write_text(PROGRAM.format(module=module))
+    done = completed(tmp_path, [sys.executable, "program.py", placement], ["PYTHONPATH"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"True 1.0 env_of_mine {tmp_path / others[0]}"
 
 
 MISFIT_ENV = """

@@ -14,7 +14,7 @@ MAIN = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
 def run(cwd: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", MAIN, "doctor", *argv]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
     )

@@ -37,7 +37,7 @@ def executed(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
     """The notebook with its outputs, and all that was displayed meanwhile."""
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
         monkeypatch.setenv(name, str(folder / "jupyter"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}/src:{ROOT}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     client = Client(notebook, timeout=DEADLINE_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.shown = []

@@ -42,7 +42,13 @@ FLAGS = (
     " tensorboard=False, plot=False, train_for_env_steps=500"
 )
 SMALL: dict[str, Any] = {**eval(f"dict({FLAGS})"), "inference": "serial", "num_workers": 1}
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "NO_COLOR": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}/src:{ROOT}",
+    "OMP_NUM_THREADS": "1",
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+}
 DONE = r"every policy has learned from \d+ env steps"
 AGAIN = "which no file keeps: to resume it give env=MyEnv again, to enjoy it load_policy(..., env=MyEnv)"
 

@@ -292,7 +292,7 @@ train(env="toy/Counter-v0", inference="local", num_workers=1, train_for_env_step
 @pytest.mark.slow
 def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "script.py"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False

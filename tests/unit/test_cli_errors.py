@@ -96,7 +96,7 @@ assert not {{"torch", "numpy", "gymnasium"}} & set(sys.modules), "too much impor
 def test_help_works_with_anything_and_imports_nothing_heavy(tmp_path: Path, script: str, argv: list[str]) -> None:
     code = HELP.format(script=str(ROOT / script), argv=argv)
     command = [sys.executable, "-c", code]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=5, check=False
     )

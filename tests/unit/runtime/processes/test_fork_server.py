@@ -21,7 +21,7 @@ from appo.algorithms.runtime.processes import fork_server
 from appo.algorithms.runtime.processes.inquiry import Inquiry, _failure
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.processes.supervisor import WorkerError
-from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.errors import PACKAGE, EnvironmentFailure, UsageError
 from appo.utils.interrupts import SignalWatch
 
 
@@ -59,7 +59,7 @@ def test_a_fork_server_that_dies_at_the_wrong_moment_is_started_as_ours_is() -> 
     before = dict(os.environ)
     with fork_server.server_must_answer():
         assert os.environ[fork_server.MAIN_PID] == str(os.getpid())
-        assert os.environ["PYTHONPATH"].startswith(str(fork_server.ROOT))
+        assert os.environ["PYTHONPATH"].startswith(str(PACKAGE.parent))
     assert dict(os.environ) == before
 
 
@@ -205,7 +205,7 @@ with Janitor() as janitor:
 def test_a_temporary_folder_with_a_long_name_has_its_socket_elsewhere(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[4] / "src"
     environment = os.environ | {"TMPDIR": str(long), "PYTHONPATH": str(root)}
     done = subprocess.run(
         [sys.executable, "-c", LONG], env=environment, capture_output=True, text=True, timeout=100, check=False
