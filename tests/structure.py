@@ -4,6 +4,7 @@ Every import counts, wherever it stands in a file: late ones and those for type 
 """
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("algorithms", "envs", "utils")
 PACKAGE = "appo"
-SMALL_LINES = 80
+ALGORITHMS = ("appo", "ppo", "apex", "a3c", "offline")
+VAGUE = frozenset(
+    "it its that those this these they them what which who whoever whose one such so same other others nobody somebody"
+    " whatever there".split()
+)
+"""Pronouns and words like them, for which a reader has to find the noun."""
 LAYERS = (
     ("appo.utils",),
     ("appo.envs",),
@@ -134,22 +140,105 @@ def statements(root: Path = ROOT) -> int:
     )
 
 
+def second_headings(root: Path = ROOT) -> list[str]:
+    """Comments alone between blank lines, at the left margin of a module: each begins another subject."""
+    found = []
+    for path in files(root):
+        lines = ["", *path.read_text().splitlines(), ""]
+        for number, (before, line, after) in enumerate(zip(lines, lines[1:], lines[2:], strict=False), start=1):
+            if line.startswith("# ") and not before and not after:
+                found.append(f"{path.relative_to(root)}:{number}: {line}")
+    return found
+
+
+def between_algorithms(edges: Mapping[str, set[str]]) -> list[str]:
+    """Imports from one algorithm's folder to another's, as `module -> module`."""
+
+    def algorithm_of(module: str) -> str | None:
+        return next((a for a in ALGORITHMS if f"{module}.".startswith(f"{PACKAGE}.algorithms.{a}.")), None)
+
+    own = ((m, t) for m, targets in edges.items() for t in targets if algorithm_of(m) and algorithm_of(t))
+    return sorted(f"{m} -> {t}" for m, t in own if algorithm_of(m) != algorithm_of(t))
+
+
+def lines_of_algorithms(root: Path = ROOT) -> dict[str, int]:
+    """Number of lines in the folder of each algorithm."""
+    return {
+        name: sum(len(path.read_text().splitlines()) for path in root.glob(f"algorithms/{name}/**/*.py"))
+        for name in ALGORITHMS
+    }
+
+
+def repeated_classes(root: Path = ROOT) -> list[str]:
+    """Names that two or more classes of the product have."""
+    trees = (ast.parse(path.read_text()) for path in files(root))
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+# Prose, in English words: code, addresses and targets of links do not count.
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a page or docstring, a piece of code counted as one."""
+    text = re.sub(r"^```.*?^```", " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`\n]*`", " code ", text)
+    text = re.sub(r"<[^>\n]*>", " ", re.sub(r"\]\([^)]*\)", "]", text))
+    return re.findall(r"[a-z]+(?:['\u2019][a-z]+)?", text.lower())
+
+
+def vague_per_hundred(texts: list[str]) -> float:
+    """Return how many of a hundred words are `VAGUE`; 0 for no words."""
+    found = [word for text in texts for word in words(text)]
+    return 100.0 * sum(word in VAGUE for word in found) / max(1, len(found))
+
+
+def docstrings(path: Path, *, public: bool | None = None) -> list[str]:
+    """Return the docstrings of a file and the texts below its constants and fields.
+
+    Args:
+        path: the file.
+        public: True: of names without a leading underscore alone; False: of the others alone; None: all.
+    """
+    return [text for text, is_public in _texts(ast.parse(path.read_text())) if public in (None, is_public)]
+
+
+def _texts(node: ast.AST, is_public: bool = True) -> Iterator[tuple[str, bool]]:
+    """Yield each docstring below a node with whether all names that lead to it are public."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        is_public &= not node.name.startswith("_") or node.name.endswith("__")
+    for child in ast.iter_child_nodes(node):
+        value = child.value if isinstance(child, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.value, is_public
+        yield from _texts(child, is_public)
+
+
 def main() -> None:
     """Print the figures of the checkout that the first word names."""
     root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     edges = graph(root)
     lengths = {path: len(path.read_text().splitlines()) for path in files(root) if path.parent != root}
     folders = Counter(path.parent.relative_to(root) for path in lengths)
-    small = sorted(str(path.relative_to(root)) for path, lines in lengths.items() if 0 < lines < SMALL_LINES)
     lists = {
         "circles": [" ".join(group) for group in circles(edges)],
         "upward imports": upward_imports(edges),
         "upward strings": upward_strings(root),
-        f"files under {SMALL_LINES} lines": small,
+        "second headings": second_headings(root),
+        "imports between algorithms": between_algorithms(edges),
+        "lines of algorithms": [f"{name}: {lines}" for name, lines in lines_of_algorithms(root).items()],
+        "class names used twice or more": [", ".join(repeated_classes(root))],
         "files per folder": [f"{folder}: {count}" for folder, count in folders.most_common(5)],
     }
     for title, lines in lists.items():
         print(f"{title}: {len(lines)}", *(f"    {line}" for line in lines), sep="\n")
+    for public, title in ((True, "public docstrings"), (False, "other docstrings")):
+        texts = [text for path in lengths for text in docstrings(path, public=public)]
+        count = sum(len(words(text)) for text in texts)
+        print(f"vague pronouns per 100 words, {title}: {vague_per_hundred(texts):.1f} of {count} words")
+    pages = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), *sorted(root.glob("algorithms/**/README.md"))]
+    for path in pages:
+        print(f"    {path.relative_to(root)}: {vague_per_hundred([path.read_text()]):.1f}")
     print(f"files: {len(lengths)}, lines: {sum(lengths.values())}, statements: {statements(root)}")
 
 
