@@ -15,8 +15,11 @@ TOPS = ("algorithms", "envs", "utils")
 PACKAGE = "appo"
 ALGORITHMS = ("appo", "ppo", "apex", "a3c", "offline")
 VAGUE = frozenset(
-    "it its that those this these they them what which who whoever whose one such so same other others nobody somebody"
-    " whatever there".split()
+    re.findall(
+        r"\w+",
+        "it its that those this these they them what which who whoever whose one such so same other others nobody"
+        " somebody whatever there",
+    )
 )
 """Pronouns and words like them, for which a reader has to find the noun."""
 LAYERS = (

@@ -29,11 +29,11 @@ def hostile(folder: Path, placement: str, *kwargs: str, flags: tuple[str, ...] =
 @pytest.mark.parametrize(
     ("placement", "where", "at", "process"),
     [
-        ("local", "init", 1, ""),  # already in the process that tries the environment
-        pytest.param("local", "init", 1, "actor_1", marks=pytest.mark.slow),
+        # The first of them already in the process that tries the environment.
+        *(pytest.param("local", "init", 1, process, marks=pytest.mark.slow) for process in ("", "actor_1")),
         ("local", "reset", 1, "actor_0"),
         ("central", "step", 300, "actor_1"),
-        ("serial", "step", 300, ""),
+        pytest.param("serial", "step", 300, "", marks=pytest.mark.slow),
     ],
 )
 def test_an_environment_that_raises_ends_the_run_with_its_traceback_last(
@@ -55,12 +55,12 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_last(
 @pytest.mark.parametrize(
     ("fault", "where", "exit_code", "words"),
     [
-        ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
         ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
-        ("missing_key", "step", 3, "speed"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
+                ("missing_key", "step", 3, "speed"),
                 ("keyboard_interrupt", "reset", 3, "Hostile raised KeyboardInterrupt: of the environment"),
                 ("os_exit", "step", 1, "actor_1 ended unexpectedly with exit code 7"),
                 ("shape", "step", 3, "position"),
@@ -109,12 +109,12 @@ def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
 @pytest.mark.parametrize(
     ("placement", "failpoint", "exit_code", "words"),
     [
-        ("local", "learner.batch:raise@3", 1, "learner_0: FailpointError: failpoint learner.batch"),
         ("central", "learner.step:exit=7@4", 1, "learner_0 ended unexpectedly with exit code 7"),
         ("central", "pw.forward:raise@40", 1, "policy_worker_0.0: FailpointError: failpoint pw.forward"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("local", "learner.batch:raise@3", 1, "learner_0: FailpointError: failpoint learner.batch"),
                 (
                     "local",
                     "learner.publish:kill9@5",

@@ -115,7 +115,7 @@ def interrupted(folder: Path, number: int, promised: int, env: str = "CartPole-v
     ("env", "how", "times"),
     [
         pytest.param("CartPole-v1", "ctrl_c", 2, marks=pytest.mark.slow),
-        ("CartPole-v1", "kill9", 2),
+        pytest.param("CartPole-v1", "kill9", 2, marks=pytest.mark.slow),
         *(
             pytest.param(env, how, 10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
             for env in GAMES

@@ -40,7 +40,8 @@ def test_ctrl_c_saves(tmp_path: Path, placement: str) -> None:
     assert interrupted_run(tmp_path, signal.SIGINT, f"--inference={placement}") == STOPPING
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["serial", "local"])
 def test_sigterm_saves_though_an_environment_takes_all_signals(tmp_path: Path, placement: str) -> None:
     kwargs = ["--env_kwargs", "fault=take_signals", "where=reset"]
     assert interrupted_run(tmp_path, signal.SIGTERM, f"--inference={placement}", *kwargs, env=HOSTILE) == ""

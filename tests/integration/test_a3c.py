@@ -36,7 +36,7 @@ IMAGES = SPACES | {"env_kwargs": '{"observation": "image_and_vector"}', "normali
     "flags",
     [
         pytest.param({}, id="numbers", marks=pytest.mark.slow),
-        pytest.param(GRU, id="gru"),
+        pytest.param(GRU, id="gru", marks=pytest.mark.slow),
         pytest.param(SAME_STEP | {"use_rnn": True, "rnn_type": "lstm"}, id="same-step", marks=pytest.mark.slow),
         pytest.param(MASKED, id="masks"),
         pytest.param({"env": "toy/Shifts-v0", "optimizer": "adam"}, id="agents", marks=pytest.mark.slow),

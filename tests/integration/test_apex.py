@@ -83,6 +83,7 @@ def test_every_step_is_inserted_once_and_used_as_often_as_asked(tmp_path: Path) 
     assert later["updates"] > state["updates"]
 
 
+@pytest.mark.slow
 def test_with_compressed_frames_a_run_learns_the_same_bit_by_bit(tmp_path: Path) -> None:
     flags = [flag for flag in FLAGS if not flag.startswith("--env=")]
     flags += ["--env=toy/Spaces-v0", "--env_kwargs", '{"observation": "image_hwc"}', "--train_for_env_steps=400"]
@@ -197,6 +198,7 @@ def test_a_start_that_would_lose_the_saved_replay_changes_nothing(
     train(tmp_path, *flags, "--train_for_env_steps=1000")  # as before
 
 
+@pytest.mark.slow
 def test_a_policy_is_exported_and_played_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = train(tmp_path, *FLAGS, "--train_for_env_steps=300"), tmp_path / "policy.onnx"

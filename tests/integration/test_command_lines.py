@@ -185,7 +185,9 @@ class MyEnv(gymnasium.Env):
 """
 
 
-@pytest.mark.parametrize("placement", ["local", "central", pytest.param("serial", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "placement", ["central", *(pytest.param(placement, marks=pytest.mark.slow) for placement in ("local", "serial"))]
+)
 def test_an_environment_of_a_directory_with_modules_named_as_ours(tmp_path: Path, placement: str) -> None:
     """Theirs are for the user's modules and ours for us, in every process; those that nobody imports do no harm."""
     for name in ("envs.py", "algorithms.py"):
@@ -199,6 +201,7 @@ def test_an_environment_of_a_directory_with_modules_named_as_ours(tmp_path: Path
     assert 8.0 < status["return_mean"][0] <= 10.0  # first episodes are shorter: they begin with uncounted random steps
 
 
+WITH_FILES = ("utils.py", "envs/__init__.py", "algorithms.py")
 PROGRAM = """
 import sys
 
@@ -213,8 +216,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", "central"])
-@pytest.mark.parametrize("others", [("utils.py", "envs/__init__.py", "algorithms.py"), ("utils/rewards.py",)])
+@pytest.mark.parametrize(
+    ("others", "placement"),
+    [
+        (WITH_FILES, "central"),
+        pytest.param(WITH_FILES, "serial", marks=pytest.mark.slow),
+        (("utils/rewards.py",), "serial"),
+        pytest.param(("utils/rewards.py",), "central", marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_imports_its_own_modules_beside_appo(tmp_path: Path, placement: str, others: tuple[str, ...]) -> None:
     """The first module holds the reward, which the environment imports in actors too; the others do no harm."""
     for name in others:

@@ -154,8 +154,8 @@ def check_episodes(run: Recorded, seed: int, same_step: bool) -> None:
     ("inference", "policies", "mode"),
     [
         ("local", 1, "NextStep"),
-        ("local", 2, "SameStep"),
-        ("central", 1, "SameStep"),
+        pytest.param("local", 2, "SameStep", marks=pytest.mark.slow),
+        pytest.param("central", 1, "SameStep", marks=pytest.mark.slow),
         ("central", 2, "NextStep"),
         pytest.param("local", 1, "SameStep", marks=pytest.mark.slow),
         pytest.param("local", 2, "NextStep", marks=pytest.mark.slow),

@@ -108,6 +108,7 @@ def test_custom_networks_reproduce_in_learning_what_they_did_in_acting(
     assert run.reported("train/reproduction_steps")[-1] == run.learners[0]["samples"] > 0
 
 
+@pytest.mark.slow
 def test_a_custom_model_acts_in_processes_of_its_own_and_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,7 +141,13 @@ def test_every_kind_of_model_and_space(tmp_path: Path, case: str) -> None:
         assert np.allclose(action, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("flags", [{"use_rnn": True}, {"use_rnn": False}], ids=["memory", "no memory"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param({"use_rnn": True}, id="memory"),
+        pytest.param({"use_rnn": False}, id="no memory", marks=pytest.mark.slow),
+    ],
+)
 def test_keys_that_are_called_as_other_inputs_outputs_or_what_is_inside(tmp_path: Path, flags: dict[str, Any]) -> None:
     taken = ["action", "first", "obs.value", "value"]
     inside = ["linear", "low"]  # as the exporter calls a layer and a buffer

@@ -45,7 +45,10 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize(
     ("algo", "placement"),
-    [("BC", "serial"), ("MARWIL", "serial"), pytest.param("BC", "central", marks=pytest.mark.slow)],
+    [
+        ("MARWIL", "serial"),
+        *(pytest.param("BC", placement, marks=pytest.mark.slow) for placement in ("serial", "central")),
+    ],
 )
 def test_a_run_learns_from_a_dataset_alone(
     tmp_path: Path, algo: str, placement: str, capfd: pytest.CaptureFixture[str]

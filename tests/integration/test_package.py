@@ -68,7 +68,7 @@ def test_the_installed_packages_are_used(binaries: Path, tmp_path: Path) -> None
         assert Path(line).is_relative_to(binaries.parent)
 
 
-@pytest.mark.parametrize("inference", ["local", "central"])
+@pytest.mark.parametrize("inference", [pytest.param("local", marks=pytest.mark.slow), "central"])
 def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, inference: str) -> None:
     for name in FOLDERS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")

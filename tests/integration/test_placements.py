@@ -54,9 +54,9 @@ def check_it_learned(run: Run, goal: float) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param({"inference": "serial"}, id="serial"),
+        pytest.param({"inference": "serial"}, id="serial", marks=pytest.mark.slow),
         pytest.param({"inference": "local"}, id="local"),
-        pytest.param({"inference": "central"}, id="central"),
+        pytest.param({"inference": "central"}, id="central", marks=pytest.mark.slow),
         pytest.param(TWO_WORKERS_TWO_EPOCHS, id="central-2-workers-2-epochs"),
     ],
 )
@@ -155,7 +155,11 @@ def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
     [
         pytest.param({"env": "CartPole-v1"}, id="mlp"),
         pytest.param({"env": "CartPole-v1", "num_policies": 2, "ppo_epochs": 2, **SMALL_GRU}, id="gru-2-policies"),
-        pytest.param({"env": "toy/Target-v0", "microbatch_size": 64, **SMALL_GRU}, id="gru-continuous-microbatches"),
+        pytest.param(
+            {"env": "toy/Target-v0", "microbatch_size": 64, **SMALL_GRU},
+            id="gru-continuous-microbatches",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_serial_runs_of_one_seed_are_identical(tmp_path: Path, flags: dict[str, object]) -> None:

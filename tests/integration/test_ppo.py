@@ -27,7 +27,14 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("inference", "policies", "rnn"),
-    [("local", 1, False), ("central", 1, False), ("serial", 1, False), ("local", 2, False), ("local", 1, True)],
+    [
+        ("central", 1, False),
+        ("local", 1, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("local", 1, False), ("serial", 1, False), ("local", 2, False))
+        ),
+    ],
 )
 def test_an_iteration_is_acted_by_the_newest_weights(tmp_path: Path, inference: str, policies: int, rnn: bool) -> None:
     recurrent = {"use_rnn": True, "hidden_size": 8, "recurrence": MINIBATCH}
@@ -49,7 +56,7 @@ def test_an_iteration_is_acted_by_the_newest_weights(tmp_path: Path, inference: 
     assert max(lags) <= (0 if policies == 1 else 1)
 
 
-@pytest.mark.parametrize("rnn", [False, True])
+@pytest.mark.parametrize("rnn", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_learning_sees_what_acting_saw(tmp_path: Path, rnn: bool) -> None:
     flags = SMALL | ({"use_rnn": True, "hidden_size": 8, "recurrence": MINIBATCH} if rnn else {})
     run = record(tmp_path / "run", **flags | {"learning_rate": 0.0}, inference="local", verify_reproduction=True)

@@ -69,8 +69,9 @@ def disarm() -> Iterator[None]:
     ("flags", "update", "segments"),
     [
         pytest.param(MLP, 30, [300, 600], id="mlp"),
-        pytest.param(GRU, 15, [300, 600], id="gru"),
-        pytest.param(STREAM, 13, [300, 600], id="stream"),  # a batch has two moments at which a step is heard of
+        pytest.param(GRU, 15, [300, 600], id="gru", marks=pytest.mark.slow),
+        # A batch of this one has two moments at which a step is heard of.
+        pytest.param(STREAM, 13, [300, 600], id="stream", marks=pytest.mark.slow),
         pytest.param(MLP, 3, [], id="mlp-in-the-first-segment", marks=pytest.mark.slow),
     ],
 )
@@ -88,13 +89,27 @@ def test_a_run_that_failed_and_goes_on_is_the_one_that_did_not(
     check_same(straight, record(tmp_path / "resumed", **flags))
 
 
+SHORT = {"train_for_env_steps": 4000}
+
+
 @pytest.mark.parametrize(
     "flags",
     [
-        {"num_workers": 2, "train_for_env_steps": 12_000},
-        {"num_workers": 3, "worker_num_splits": 2, "stats_avg": 7, "train_for_env_steps": 4000},
-        {"num_workers": 1, "worker_num_splits": 4, "rollout": 5, "batch_size": 100, "train_for_env_steps": 4000},
-        {"num_workers": 2, "num_policies": 2, "train_for_env_steps": 4000},
+        {"num_workers": 2, "num_policies": 2, **SHORT},
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in (
+                {"num_workers": 2, "train_for_env_steps": 12_000},
+                {"num_workers": 3, "worker_num_splits": 2, "stats_avg": 7, **SHORT},
+                {
+                    "num_workers": 1,
+                    "worker_num_splits": 4,
+                    "rollout": 5,
+                    "batch_size": 100,
+                    "train_for_env_steps": 4000,
+                },
+            )
+        ),
     ],
 )
 def test_what_main_averages_in_serial_follows_from_the_steps_alone(tmp_path: Path, flags: dict[str, object]) -> None:

@@ -370,6 +370,7 @@ def test_a_run_that_only_samples_ends_by_itself(tmp_path: Path, inference: str) 
     assert totals["actors_episodes"] > 0
 
 
+@pytest.mark.slow
 def test_a_benchmark_ends_by_itself(tmp_path: Path) -> None:
     run = train(tmp_path / "run", **SMALL | {"benchmark": True})
     assert BUDGET <= run.totals["samples"] < BUDGET + 256
