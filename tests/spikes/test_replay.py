@@ -54,7 +54,6 @@ def check_counts(directory: Path, env_steps: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("env_steps", "kills"),
     [
-        (4000, 0),
         pytest.param(10_000, 1, marks=pytest.mark.slow),
         pytest.param(30_000, 3, marks=pytest.mark.slow),
         pytest.param(400_000, 20, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
