@@ -68,7 +68,8 @@ def _is_info(node: ast.AST) -> bool:
 PROC, OURS, USERS = "/proc, /dev and the like", "a file of the installation", "a file that the user names"
 DOORS: dict[str, tuple[set[str], str]] = {
     # Folders of runs, and files that the user names.
-    "appo.utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.run_folder": ({FILE, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.directories": ({FILE}, "folders, to put their names on disk"),
     "appo.utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
     "appo.utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
     "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
