@@ -68,12 +68,13 @@ def _is_info(node: ast.AST) -> bool:
 PROC, OURS, USERS = "/proc, /dev and the like", "a file of the installation", "a file that the user names"
 DOORS: dict[str, tuple[set[str], str]] = {
     # Folders of runs, and files that the user names.
-    "appo.utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.run_folder": ({FILE, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.directories": ({FILE}, "folders, to put their names on disk"),
     "appo.utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
     "appo.utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
     "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
     "appo.utils.lock": ({JSON}, "the lock, bounded"),
-    "appo.utils.tensorboard": ({NAMES}, "in a folder that is open"),
+    "appo.utils.tensorboard.event_files": ({NAMES}, "in a folder that is open"),
     "appo.algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
     "appo.algorithms.run.trust": ({FILE}, "the key of the user"),
     "appo.algorithms.run.code": ({FILE, JSON, NAMES}, "the user's code, bounded; in a run whether there is something"),
@@ -115,8 +116,9 @@ DOORS: dict[str, tuple[set[str], str]] = {
     # Our own texts and pipes, and what the kernel says.
     "appo.utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
     "appo.utils.command_line": ({FILE}, PROC),
-    "appo.utils.limits": ({FILE, NAMES}, PROC),
-    "appo.utils.machine": ({FILE}, PROC),
+    "appo.utils.system.limits": ({NAMES}, PROC),
+    "appo.utils.system.memory": ({FILE, NAMES}, PROC),
+    "appo.utils.system.cgroups": ({FILE}, PROC),
     "appo.algorithms.population.lineage": ({JSON}, "a copy of what it has made"),
     "appo.algorithms.run.training": ({JSON}, "lines of a process of our own"),
     "appo.algorithms.runtime.monitor.terminal": ({FILE}, PROC),

@@ -20,6 +20,7 @@ from appo.algorithms.runtime.memory.weights import barrier
 from appo.algorithms.runtime.messages import KEY, PolicyTraits
 from appo.utils.checkpoint_files import Limit
 from appo.utils.errors import CheckpointError, UsageError
+from appo.utils.run_folder import parse_mapping
 from appo.utils.values import is_number, is_plain, nearest, shown
 
 META_BYTES = 1 << 16
@@ -417,14 +418,12 @@ def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
     Raises:
         CheckpointError: it is no JSON, or something in it is not what it must be.
     """
-    if len(text) > LARGEST_PLAIN or text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
+    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
         raise CheckpointError("state.json holds more than any state does")
     try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
-        raise CheckpointError("state.json is damaged") from None
-    if not isinstance(plain, dict):
-        raise CheckpointError("state.json holds no values by name")
+        plain = parse_mapping(text, "state.json", LARGEST_PLAIN)
+    except UsageError as error:
+        raise CheckpointError(str(error)) from None
     _check_learner(plain, numbers)
     _check_progress(plain.get("progress", {}))
     best = plain.get("best", {"metric": "", "value": 0})
@@ -454,11 +453,7 @@ def _check_traits(traits: object) -> None:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
     counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]
-    try:
-        plain = all(isinstance(one, dict) and is_plain(one) for one in mappings)
-    except RecursionError:  # thousands of brackets
-        plain = False
-    if not plain or not all(map(_is_count, counts)):
+    if not all(isinstance(one, dict) and is_plain(one) for one in mappings) or not all(map(_is_count, counts)):
         raise _wrong(KEY)
 
 

@@ -19,9 +19,9 @@ from appo.algorithms.runtime.messages import (
     WorkerRetires,
 )
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
-from appo.utils import limits
 from appo.utils import logging as logging_of_process
-from appo.utils.limits import held_bytes
+from appo.utils.system import limits
+from appo.utils.system.memory import held_bytes
 
 if TYPE_CHECKING:
     from appo.algorithms.runtime.callbacks import Hooks

@@ -32,7 +32,7 @@ from appo.utils.run_folder import (
     root_of,
     write_json_atomic,
 )
-from appo.utils.tensorboard import EventWriter
+from appo.utils.tensorboard.writer import EventWriter
 from tests import structure
 from tests.structure import name_of
 
@@ -376,7 +376,7 @@ ELSEWHERE = {
     "appo.algorithms.runtime.learning.learner_worker: Path(path).unlink()": "temporary, named by main",
     "appo.utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
     "appo.utils.files: os.replace(temporary, path)": "replaces a link itself",
-    "appo.utils.files: path.mkdir(exist_ok=True)": "above the folder of a run",
+    "appo.utils.directories: path.mkdir(exist_ok=True)": "above the folder of a run",
     "appo.utils.command_line: os.open(os.devnull, os.O_WRONLY)": "no file",
     "appo.utils.command_line: os.open(os.devnull, os.O_RDWR)": "no file",
 }  # fmt: skip
