@@ -25,6 +25,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
@@ -234,18 +235,13 @@ def wandb_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
 
 
 def trackio_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
-    """Return the arguments of `trackio.init`, which tells runs by their names alone."""
-    return {
-        "project": flags["wandb_project"],
-        "name": run_id(flags, begun),
-        "group": _group(flags),
-        "resume": "allow",
-        "config": _shared(flags),
-    }
+    """Return the arguments of `trackio.init`. Trackio identifies a run by name, so the name is the id."""
+    wandb = wandb_settings(flags, begun)
+    return {name: wandb[name] for name in ("project", "group", "resume", "config")} | {"name": wandb["id"]}
 
 
 def mlflow_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
-    """Return the arguments of `Mlflow`."""
+    """Return the settings of `MlflowClient`."""
     tags = {"appo.id": run_id(flags, begun), "appo.group": _group(flags) or "", "appo.job": flags["wandb_job_type"]}
     words = {f"appo.tag.{number}": tag for number, tag in enumerate(flags["wandb_tags"])}
     return {
@@ -271,37 +267,29 @@ class Client(Protocol):
         ...
 
 
-class Wandb:
-    """A run at Weights & Biases, whose steps are records: several policies are at as many env steps each."""
+class WandbClient:
+    """A run at Weights & Biases, or at Trackio, whose package has the API of wandb.
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._run = importlib.import_module("wandb").init(**settings)
+    Args:
+        package: name of the package.
+        settings: arguments of the package's `init`.
+    """
+
+    def __init__(self, package: str, settings: Mapping[str, Any]) -> None:
+        self._run = importlib.import_module(package).init(**settings)
+        # Steps of W&B must increase, and several policies may be at equal env steps: W&B counts records instead.
+        self._counts_records = package == "wandb"
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Send figures, env steps among them."""
-        self._run.log(dict(figures))
+        """Send figures, which include the env steps."""
+        self._run.log(dict(figures), **({} if self._counts_records else {"step": step}))
 
     def finish(self) -> None:
-        """Send all that is left."""
+        """Send all figures that wait."""
         self._run.finish()
 
 
-class Trackio:
-    """A run at Trackio."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._run = importlib.import_module("trackio").init(**settings)
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Send figures at so many env steps."""
-        self._run.log(dict(figures), step=step)
-
-    def finish(self) -> None:
-        """Send all that is left."""
-        self._run.finish()
-
-
-class Mlflow:
+class MlflowClient:
     """A run at MLflow, where `MLFLOW_TRACKING_URI` says; a run that goes on is found by a tag of ours."""
 
     PARAMETERS_AT_ONCE, LONGEST_PARAMETER = 100, 500
@@ -346,13 +334,23 @@ class Kind(NamedTuple):
 
 
 TRACKERS: Mapping[str, Kind] = {
-    "wandb": Kind("wandb", wandb_settings, Wandb, "wandb login, or WANDB_MODE=offline where there is no network"),
-    "trackio": Kind("trackio", trackio_settings, Trackio, 'pip install --upgrade "appo[trackio]"'),
+    "wandb": Kind(
+        "wandb",
+        wandb_settings,
+        partial(WandbClient, "wandb"),
+        "wandb login, or WANDB_MODE=offline where there is no network",
+    ),
+    "trackio": Kind(
+        "trackio", trackio_settings, partial(WandbClient, "trackio"), 'pip install --upgrade "appo[trackio]"'
+    ),
     "mlflow": Kind(
-        "mlflow", mlflow_settings, Mlflow, 'pip install --upgrade "appo[mlflow]", or MLFLOW_TRACKING_URI of a server'
+        "mlflow",
+        mlflow_settings,
+        MlflowClient,
+        'pip install --upgrade "appo[mlflow]", or MLFLOW_TRACKING_URI of a server',
     ),
 }
-"""Those that `--track` knows."""
+"""Values of `--track`."""
 
 
 def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
