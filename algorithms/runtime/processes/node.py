@@ -6,12 +6,12 @@ from appo.algorithms.runtime.messages import ALL, Address, Message, Worker
 
 
 class Node:
-    """Delivers messages among its workers, and hands the rest to `send`.
+    """Delivers messages among the workers of a process, and passes all others to `send`.
 
     Args:
-        workers: in the order in which they get their turn.
-        address_of: the receiver of a message.
-        send: takes messages whose receiver lives elsewhere.
+        workers: workers by address, in the order of turns.
+        address_of: function from a message to the receiver.
+        send: function for messages to workers in other processes.
     """
 
     def __init__(
@@ -23,27 +23,25 @@ class Node:
         self.workers, self.address_of, self.send = workers, address_of, send
 
     def deliver(self, message: Message) -> None:
-        """Give a message to the worker it is for, or to all."""
+        """Deliver a message to its receiver, or to all workers."""
         address = self.address_of(message)
         if address is ALL:
             for worker in self.workers.values():
-                self._post_all(worker.handle(message))
-            return
-        worker_or_none = self.workers.get(address)
-        if worker_or_none is None:
-            self.send(message)
+                self._deliver_all(worker.handle(message))
+        elif (receiver := self.workers.get(address)) is not None:
+            self._deliver_all(receiver.handle(message))
         else:
-            self._post_all(worker_or_none.handle(message))
+            self.send(message)
 
     def turn(self) -> bool:
-        """Let every worker that has work do one unit of it; return False when none had any."""
+        """Run one unit of work of every worker with work; return whether there was work."""
         busy = False
         for worker in self.workers.values():
             if worker.pending():
                 busy = True
-                self._post_all(worker.work())
+                self._deliver_all(worker.work())
         return busy
 
-    def _post_all(self, messages: Iterator[Message]) -> None:
+    def _deliver_all(self, messages: Iterator[Message]) -> None:
         for message in messages:
             self.deliver(message)

@@ -1,4 +1,4 @@
-"""The work of all processes of a run so far, and the work that other processes wait for, read from the arena."""
+"""Progress of a run, read from the arena: work of every process, and work that is awaited."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ class Progress:
     """The work done so far, read from the arena.
 
     Args:
-        topology: of the run.
-        arena: its memory.
-        trajectories: the shared arrays in it.
+        topology: topology of the run.
+        arena: shared memory of the run.
+        trajectories: arrays of trajectories in the arena.
     """
 
     def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
@@ -31,15 +31,15 @@ class Progress:
         self._apart = {worker: Units(arena, place) for place, worker in enumerate(topology.workers_apart())}
         self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
         self._written = arena[TAKEN] if topology.writes else np.zeros((0, 1), np.int64)
-        self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
+        self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # empty for workers without a group
         for policy in range(topology.num_acting):
             for group in range(topology.num_groups):
-                # Past versions share a process, which has the name of the first.
+                # Past versions share a process, named after the first.
                 server = str(topology.policy_worker_of(min(policy, topology.num_policies), group))
                 self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:
-        """Return units of work of all processes that have been in this place: trajectories, replies, saved states."""
+        """Return the units of work of all processes in a seat: trajectories, replies, saved states or episodes."""
         worker = self.topology.processes()[name][0]
         if worker.role == ACTOR.name:
             return int(self._noted(worker.index)[TRAJECTORIES])
@@ -52,13 +52,13 @@ class Progress:
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
     def actor_reports(self) -> Iterator[WorkerReport]:
-        """Yield the report that every actor worker would give, whether or not a process is in its place."""
+        """Yield the report of every actor, with or without a living process."""
         for actor in range(self.topology.num_actors):
             totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
             yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
 
     def trained(self) -> int:
-        """Sum samples of all learners, and how often they have used them: one of both grows while they live."""
+        """Return the sum of samples and uses of samples of all learners; one of both grows while learners work."""
         columns = [LearnerLedger.NAMES.index(name) for name in ("samples", "used")]
         return int(self.trajectories.learner_counts[:, columns].sum())
 
@@ -67,7 +67,7 @@ class Progress:
         return int(self.trajectories.group_counts[:, COLLECTED].sum())
 
     def owes(self, name: str) -> str:
-        """Return in words what others wait for from this process."""
+        """Return in words the work of a process for which the run waits."""
         worker = self.topology.processes()[name][0]
         if worker.role == LEARNER.name:
             held = int((self.trajectories.owner >> worker.index & 1).sum())
@@ -82,7 +82,7 @@ class Progress:
         return ""
 
     def _noted(self, actor: int) -> Array:
-        """Return the counts of an actor by `NOTED`, summed over its groups."""
+        """Return the counts of an actor, in the order of `NOTED`, summed over groups."""
         groups = self.topology.groups_of(actor)
         counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
         return counts

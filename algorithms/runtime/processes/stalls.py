@@ -1,4 +1,4 @@
-"""Stalls: whether a run gets anywhere, and which process waits for which when nothing is trained."""
+"""Stalls: times without training, the log lines about waiting processes, and the end of a hopeless run."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -12,11 +12,8 @@ from appo.algorithms.runtime.processes.supervisor import Supervisor, WorkerError
 log = logging.getLogger(__name__)
 
 SAY_AFTER_SECONDS = 5.0
-
 LOOK_SECONDS = 0.5
-
 PATIENCE_SECONDS = 60.0
-
 VERBS = {
     Activity.STARTING: "starts",
     Activity.RESETTING: "resets its environments",
@@ -27,7 +24,14 @@ VERBS = {
 
 
 def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mapping[str, float], now: float) -> str:
-    """Return a line of every process, its activity and since when, the longest one first."""
+    """Return a line with all processes, the longest activity first.
+
+    Args:
+        pulses: heartbeats of the living processes.
+        owes: awaited work of each process.
+        dead: due times of restarts, monotonic seconds.
+        now: monotonic seconds.
+    """
     parts = []
     for name, pulse in sorted(pulses.items(), key=lambda item: item[1].began):
         owed = f" ({owes[name]})" if owes.get(name) else ""
@@ -38,7 +42,7 @@ def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mappin
 
 
 def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | None:
-    """Return when the last process began to wait; None while one does something, or is not there."""
+    """Return the monotonic time since which all processes wait; None while a process is active or missing."""
     if not complete or any(pulse.activity is not Activity.WAITING for pulse in pulses.values()):
         return None
     return max((pulse.began for pulse in pulses.values()), default=None)
@@ -46,21 +50,20 @@ def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | No
 
 @dataclass
 class Stall:
-    """A time without training, and whether it is the end.
+    """A time without training, and the rule for the end of the run.
 
-    An environment may be so slow that a batch takes minutes. So time alone ends no run: workers must have died
-    meanwhile, and it must be much longer than it ever took before; or all of them wait, which only a lost message can
-    explain.
+    An environment may be so slow that a batch takes minutes, so time alone ends no run. Either workers died meanwhile
+    and the stall is much longer than any before, or all workers wait, because a message was lost.
 
     Attributes:
-        patience_seconds: nothing is the end before.
-        progress: of the run, any number that grows.
-        since: when it last grew.
-        longest: time that it ever took to grow.
-        deaths: since then.
+        patience_seconds: shortest stall that ends a run.
+        progress: progress of the run, a number that grows.
+        since: monotonic time of the last growth.
+        longest: longest time between two growths.
+        deaths: number of deaths since the last growth.
     """
 
-    patience_seconds: float = 60.0
+    patience_seconds: float = PATIENCE_SECONDS
     progress: int = -1
     since: float = 0.0
     longest: float = 0.0
@@ -68,25 +71,25 @@ class Stall:
     _said: float = field(default=0.0, repr=False)
 
     def note(self, now: float, progress: int) -> None:
-        """Look at the progress now."""
+        """Compare the progress at monotonic time `now` with the last."""
         if progress != self.progress:
             if self.progress > 0:
                 self.longest = max(self.longest, now - self.since)
             self.progress, self.since, self.deaths, self._said = progress, now, 0, now
 
     def hopeless(self, now: float, all_wait_since: float | None) -> bool:
-        """Return whether the run shall end.
+        """Return whether the run should end.
 
         Args:
             now: monotonic seconds.
-            all_wait_since: when the last worker began to wait; None while one works or is started.
+            all_wait_since: time since which all workers wait; None while a worker works or starts.
         """
         limit = max(self.patience_seconds, 3 * self.longest)
         waited = 0.0 if all_wait_since is None else now - max(self.since, all_wait_since)
         return waited >= self.patience_seconds or (self.deaths >= MAX_FAULTS and now - self.since >= limit)
 
     def worth_saying(self, now: float, every_seconds: float) -> bool:
-        """Return whether it is time for a line about it: later and later."""
+        """Return whether a log line about the stall is due; intervals grow."""
         if now - self._said < max(every_seconds, 2 * self.longest, self._said - self.since):
             return False
         self._said = now
@@ -94,12 +97,12 @@ class Stall:
 
 
 class StallWatch:
-    """Looks at a run from time to time.
+    """Checks a run for stalls.
 
     Args:
-        progress: what has been done, and who owes what.
-        grows: the number that must grow.
-        patience_seconds: how long it may stay before that is the end.
+        progress: progress of the run.
+        grows: function that returns the growing number.
+        patience_seconds: shortest stall that ends a run.
     """
 
     def __init__(
@@ -111,10 +114,10 @@ class StallWatch:
         self._deaths = 0
 
     def look(self, supervisor: Supervisor, now: float) -> None:
-        """Log which process waits for which if nothing has been trained for a while.
+        """Log the waiting processes if nothing has been trained for a while.
 
         Raises:
-            WorkerError: there is no hope that anything will be trained any more.
+            WorkerError: training will not continue.
         """
         if now < self._due:
             return
@@ -126,13 +129,12 @@ class StallWatch:
             return
         pulses = supervisor.pulses()
         nothing = f"nothing trained for {now - self.stall.since:.0f} s"
-        if self.stall.hopeless(now, all_wait_since(pulses, complete=not supervisor.due)):
-            last = supervisor.last_death
-            line = who_waits(pulses, self._owed(pulses), supervisor.due, now)
-            summary = f"{nothing}: {last.cause if last else line}"
-            raise WorkerError(summary, last.exit_code if last else 1, last.traceback if last else "")
-        if self.stall.worth_saying(now, SAY_AFTER_SECONDS):
-            log.info("%s: %s", nothing, who_waits(pulses, self._owed(pulses), supervisor.due, now))
-
-    def _owed(self, pulses: Mapping[str, Pulse]) -> dict[str, str]:
-        return {name: self.progress.owes(name) for name in pulses}
+        hopeless = self.stall.hopeless(now, all_wait_since(pulses, complete=not supervisor.due))
+        if hopeless and (last := supervisor.last_death):
+            raise WorkerError(f"{nothing}: {last.cause}", last.exit_code, last.traceback)
+        if hopeless or self.stall.worth_saying(now, SAY_AFTER_SECONDS):
+            owed = {name: self.progress.owes(name) for name in pulses}
+            line = f"{nothing}: {who_waits(pulses, owed, supervisor.due, now)}"
+            if hopeless:
+                raise WorkerError(line)
+            log.info("%s", line)

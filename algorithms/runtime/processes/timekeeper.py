@@ -8,12 +8,12 @@ REPORT_NS = 1_000_000_000
 
 
 class Timekeeper:
-    """Reads the clock of this process once a second.
+    """Reads the clock of the process once a second.
 
     Args:
-        process: its name.
-        role: of its first worker.
-        runs_environments: whether processes that it has started, such as games, do the work of its environments.
+        process: name of the process.
+        role: role of the first worker.
+        runs_environments: whether child processes, such as games, do the work of environments.
     """
 
     def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
@@ -23,7 +23,7 @@ class Timekeeper:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now."""
+        """Restart the clock."""
         clock.restart()
         self._reported_ns = clock.started_ns
         self._children_before = self._children.cpu_seconds() if self._children else 0.0
@@ -33,7 +33,7 @@ class Timekeeper:
         return clock.entered_ns - self._reported_ns >= REPORT_NS
 
     def report(self) -> TimeReport:
-        """Report how the time was spent since the beginning."""
+        """Return the time per phase since `begin`."""
         seconds, cpu_seconds = clock.spent()
         self._reported_ns = clock.entered_ns
         if self._children:
