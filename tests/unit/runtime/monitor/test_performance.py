@@ -69,7 +69,9 @@ def local_run(env_us: float, training_us: float, rate: float = 1000.0) -> list[W
     cpu = {phase: unit * samples / 2 for phase, unit in acting.items()}
     wall = {**cpu, "waiting_for_slots": 10 - sum(cpu.values())}
     training = training_us * 1e-6 * samples
-    learner = WorkWindow("learner", {"training": training, "waiting": 10 - training}, {"training": training}, 0, samples)
+    learner = WorkWindow(
+        "learner", {"training": training, "waiting": 10 - training}, {"training": training}, 0, samples
+    )
     return [*2 * [WorkWindow("actor", wall, cpu, samples // 2, 0)], learner]
 
 
@@ -78,7 +80,9 @@ def approx(values: dict[str, float]) -> object:
 
 
 def test_costs_shares_and_the_limit_of_the_cores() -> None:
-    found = performance([WorkWindow("main", {"waiting": 10.0}, {"waiting": 0.05}, 0, 0), *local_run(340, 130)], TWO_CORES)
+    found = performance(
+        [WorkWindow("main", {"waiting": 10.0}, {"waiting": 0.05}, 0, 0), *local_run(340, 130)], TWO_CORES
+    )
     assert found is not None
     assert found.cpu_us == approx({"framework": 15, "env": 340, "inference": 50, "training": 130})  # main: 5
     assert list(found.roles) == ["main", "actor", "learner"]
