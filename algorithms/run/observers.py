@@ -41,7 +41,8 @@ from appo.algorithms.runtime.monitor.console import Title, aim_of, console_for
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.performance import Machine
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
-from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
+from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, is_installed
+from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
 from appo.algorithms.runtime.processes.restarts import Revival
 from appo.algorithms.runtime.topology import Topology
@@ -153,7 +154,7 @@ def check_observers(config: Config) -> None:
             raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
         if not is_installed(name):
             flag = f"--track={name}" if name in config.logging.track else "--with_wandb"
-            raise UsageError(f'{flag} needs the package {TRACKERS[name].package}: pip install "appo[{name}]"')
+            raise UsageError(f'{flag} needs the package {name}: pip install "appo[{name}]"')
     if config.logging.eval_video_every_min:
         if not config.logging.eval_every_sec:
             raise UsageError("--eval_video_every_min films evaluations: it needs --eval_every_sec")

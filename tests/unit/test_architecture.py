@@ -125,8 +125,8 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.tools.top",  # the same
         "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
-        "appo.algorithms.runtime.monitor.overview",
         "appo.utils.tensorboard.writer",  # TensorBoard's events
+        "appo.algorithms.runtime.monitor.status",
     }
 
 

@@ -1,15 +1,15 @@
-"""The only file that knows how messages travel between processes.
+"""Transport of messages between processes.
 
-A process waits on exactly one thing, its doorbell. Whoever leaves it a message rings it; on waking it looks at its
-mailboxes first, then at its queues, then at the pipe from main.
+A process waits at exactly one place, its doorbell. A sender rings the doorbell after writing a message; the woken
+process reads mailboxes first, then queues, then the pipe from main.
 
-- Requests for actions and their replies: mailbox rows in the arena, one writer each, the sequence word written last.
-- Trajectories and released slots: faster-fifo queues with one producer and one consumer, so that a process killed
-  while it holds a queue's mutex can stop only the one at the other end, whose heartbeat says in which queue it is. They
-  travel only at process start, so both then get a new one with a new life.
-- Trajectories to an algorithm's own processes and slots released by them: notes in the slots, see `SlotBoard`.
-- Everything to and from main: pipes. Main never touches a faster-fifo mutex: a thread stuck in one runs no signal
-handler.
+- Requests for actions and replies: mailbox rows in the arena, one writer each, the sequence word written last.
+- Trajectories and released slots: faster-fifo queues with one producer and one consumer. A process killed with the
+  mutex of a queue locked can stop only the peer, whose heartbeat contains the queue. Queues are passed only at the
+  start of a process, so both ends then restart with a new queue.
+- Trajectories to an algorithm's own processes, and slots released there: notes in the slots, see `SlotBoard`.
+- Messages to and from main: pipes. Main never locks a faster-fifo mutex, because a thread stuck in a mutex runs no
+  signal handler.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ import os
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import Empty
-from typing import Any
+from typing import Any, NamedTuple
 
 import faster_fifo
 import numpy as np
@@ -45,14 +45,14 @@ from appo.algorithms.runtime.topology import Topology
 from appo.utils.timing import FRAMEWORK, clock
 
 QUEUE_TIMEOUT_SECONDS = 5.0
-LIVES = 8  # of one end of a queue, while the other does not read
+LIVES = 8  # restarts of one end of a queue for which there is room, while the peer does not read
 READ_BYTES = 1 << 16
 _HAND_OVER = struct.Struct("<qqqq")
-_LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")  # of a message in a pipe; -1 comes before a long one
+_LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")  # of a message in a pipe; -1 precedes a long length
 
 
 class Doorbell:
-    """An eventfd that wakes one process; ringing it twice before it wakes is one ring."""
+    """An eventfd that wakes one process; two rings before the wake-up count as one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if descriptor is None else descriptor
@@ -64,7 +64,7 @@ class Doorbell:
         os.eventfd_write(self.descriptor, 1)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Return whether it rang before the time was up; forget the rings."""
+        """Return whether the doorbell rang in time; reset the rings."""
         if not self._poll.poll(timeout_seconds * 1000):
             return False
         try:
@@ -74,7 +74,7 @@ class Doorbell:
         return True
 
     def close(self) -> None:
-        """Give the descriptor back; nobody may ring or wait any more."""
+        """Close the descriptor."""
         os.close(self.descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,39 +86,43 @@ def _attach_doorbell(descriptor: Any) -> Doorbell:
 
 
 def encode(message: Sequence[int]) -> bytes:
-    """Encode a hand-over as bytes; module-level because queues are pickled with their codec."""
+    """Encode a hand-over as bytes; a function of the module, because a queue is pickled with its codec."""
     return _HAND_OVER.pack(*message)
 
 
 def decode(view: Any) -> tuple[int, int, int, int]:
-    """Decode the bytes of `encode`; copies out of the queue's reused buffer."""
+    """Decode the bytes of `encode`, copied from the reused buffer of the queue."""
     return _HAND_OVER.unpack_from(view)
 
 
 class Mailboxes:
     """Mailboxes of requests and of replies: one row each per (policy, group), [P, G, 16].
 
-    A row holds slot, step, generation and sequence; a reply also the sequence of the request that it answers.
+    A row contains slot, step, generation and sequence; a reply also the sequence of the answered request.
     """
 
     def __init__(self, arena: Arena) -> None:
         self.request, self.reply = arena["mailbox.request"], arena["mailbox.reply"]
 
     def unanswered(self) -> Array:
-        """Return where the last request has no reply, [P, G]: the work of a policy worker that replaces a dead one."""
+        """Return where the last request has no reply, [P, G]: work for the replacement of a dead policy worker."""
         same = (self.request[:, :, :3] == self.reply[:, :, :3]).all(axis=2)
         answered: Array = same & (self.request[:, :, Mailbox.SEQUENCE] == self.reply[:, :, Mailbox.ANSWERS])
         return ~answered
 
     @staticmethod
     def declare(topology: Topology) -> list[Field]:
-        """Return the arena fields; a row is 128 bytes long so that no two writers share a cache line."""
+        """Return the arena fields; a row has 128 bytes, so writers share no cache line."""
         shape = (topology.num_acting, topology.num_groups, 16)
         return [Field("mailbox.request", shape, "int64"), Field("mailbox.reply", shape, "int64")]
 
 
 class Mailbox:
-    """The rows this process reads or writes, by (policy, group)."""
+    """The rows of one direction, read or written by one process.
+
+    Args:
+        rows: rows of all (policy, group), [P, G, 16].
+    """
 
     SEQUENCE, ANSWERS = 3, 4
 
@@ -127,14 +131,14 @@ class Mailbox:
         self.seen = rows[:, :, self.SEQUENCE].copy()
 
     def post(self, policy: int, group: int, slot: int, step: int, generation: int, answers: int = 0) -> None:
-        """Write a message; its sequence comes last."""
+        """Write a message, the sequence last."""
         row = self.rows[policy, group]
         row[:3] = (slot, step, generation)
         row[self.ANSWERS] = answers
         row[self.SEQUENCE] += 1
 
     def collect(self, make: Callable[[int, int, int, int, int], Message], mine: Array) -> Iterator[Message]:
-        """Yield messages that have arrived in the rows for which `mine` [P, G] holds."""
+        """Yield new messages of the rows selected by `mine` [P, G]."""
         sequence = self.rows[:, :, self.SEQUENCE]
         changed = (sequence != self.seen) & mine
         if changed.any():
@@ -144,27 +148,26 @@ class Mailbox:
                 yield make(int(policy), int(group), slot, step, generation)
 
 
-def _keep_queues_off_what_cannot_be_written() -> None:
-    """Let the memory of queues, which soon has no name, lie in a temporary file where /dev/shm is closed."""
-    arena: Any = multiprocessing.heap.Arena
-    arena._dir_candidates = [place for place in getattr(arena, "_dir_candidates", ()) if os.access(place, os.W_OK)]
-
-
 class Links:
-    """All doorbells and queues of a run, made by main before any process starts.
+    """All doorbells and queues of a run, created by main before the first process.
+
+    Args:
+        topology: topology of the run.
 
     Attributes:
-        bells: by process name.
-        hand_overs: (actor, policy) -> queue of trajectories to that policy's learner.
+        bells: doorbells by process name.
+        hand_overs: (actor, policy) -> queue of trajectories to the learner of the policy.
         releases: (policy, actor) -> queue of slots back to the actor.
     """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.bells = {name: Doorbell() for name in topology.processes()}
-        _keep_queues_off_what_cannot_be_written()
-        # A slot is in a queue at most once per policy, so a queue of this size is never full.
-        # One that is started again repeats what may have been lost, hence room for some lives.
+        # Queues allocate memory in /dev/shm, or in a temporary file, soon unlinked, if /dev/shm is not writable.
+        heap: Any = multiprocessing.heap.Arena
+        heap._dir_candidates = [place for place in heap._dir_candidates if os.access(place, os.W_OK)]
+        # A slot is in a queue at most once per policy, so a queue of `slots` messages is never full.
+        # A restarted process sends messages again that may be lost, hence room for several lives.
         slots = topology.slots_per_group * topology.groups_per_actor
         self._queue_bytes = max(4096, LIVES * slots * (_HAND_OVER.size + 16))
         self.hand_overs: dict[tuple[int, int], Any] = {}
@@ -174,18 +177,18 @@ class Links:
                 self.renew(actor, policy)
 
     def renew(self, actor: int, policy: int) -> None:
-        """Make new queues between an actor and a learner, for their next lives; both must have ended theirs."""
+        """Create new queues between an actor and a learner, after both processes have ended."""
         self.hand_overs[actor, policy], self.releases[policy, actor] = (
             faster_fifo.Queue(max_size_bytes=self._queue_bytes, loads=decode, dumps=encode) for _ in range(2)
         )
 
     def close(self) -> None:
-        """Give the doorbells back, when all processes have ended."""
+        """Close the doorbells, after all processes have ended."""
         while self.bells:
             self.bells.popitem()[1].close()
 
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
-        """Return the part a process needs."""
+        """Return the doorbells and queues of one process."""
         workers = list(workers)
         actors = {w.index for w in workers if w.role == ACTOR.name}
         learners = {w.index for w in workers if w.role == LEARNER.name}
@@ -200,30 +203,25 @@ class Links:
         return ProcessLinks(self.topology, name, bells, hand_overs, releases)
 
 
-class ProcessLinks:
-    """The links of one process to the others; picklable while the process is being started."""
+class ProcessLinks(NamedTuple):
+    """The doorbells and queues of one process, as in `Links`; picklable while the process is being started."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        name: str,
-        bells: dict[str, Doorbell],
-        hand_overs: dict[Any, Any],
-        releases: dict[Any, Any],
-    ) -> None:
-        self.topology, self.name, self.bells = topology, name, bells
-        self.hand_overs, self.releases = hand_overs, releases
+    topology: Topology
+    name: str
+    bells: dict[str, Doorbell]
+    hand_overs: dict[tuple[int, int], Any]
+    releases: dict[tuple[int, int], Any]
 
 
 class Postbox:
-    """Main's end of the pipe to a process: waits neither for the rest of a message nor for room for one.
+    """Main's end of the pipe to a process, read and written without blocking.
 
-    A process that stands stopped may do so in the middle of a large message, and one that hangs reads nothing. If main
-    waited for it, deaf to signals and to all others, nobody would be left to find that it hangs.
+    A process may be stopped in the middle of a large message, and a hung process reads nothing. A waiting main would
+    handle no signal and could not detect the hang.
 
     Args:
-        pipe: its other end is used with `send` and `recv`.
-        bell: of the process.
+        pipe: pipe, whose far end is used with `send` and `recv`.
+        bell: doorbell of the process.
     """
 
     def __init__(self, pipe: Connection, bell: Doorbell) -> None:
@@ -233,8 +231,8 @@ class Postbox:
         self._room.register(pipe.fileno(), select.POLLOUT)
 
     def take(self) -> list[Message]:
-        """Return the messages that have arrived whole since."""
-        # When the other end is gone there is nothing to be read, or an error; the sentinel of the process tells.
+        """Return the complete messages that arrived."""
+        # After the end of the process a read returns nothing or fails; the sentinel of the process reports the end.
         with contextlib.suppress(OSError):
             while not self.pipe.closed and self.pipe.poll(0) and (read := os.read(self.pipe.fileno(), READ_BYTES)):
                 self._received += read
@@ -245,21 +243,21 @@ class Postbox:
         return messages
 
     def post(self, message: Message) -> None:
-        """Send a message, small as all of main's are, now or as soon as `flush` finds room."""
+        """Send a message, now or as soon as `flush` finds room; all messages of main are small."""
         self._unsent.append(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as there is room for."""
+        """Send as many messages as fit."""
         if not self._unsent:
             return
-        with contextlib.suppress(OSError):  # it is gone
-            while self._unsent and not self.pipe.closed and self._room.poll(0):  # then a quarter is used at most
+        with contextlib.suppress(OSError):  # the process has ended
+            while self._unsent and not self.pipe.closed and self._room.poll(0):  # true while a quarter is used at most
                 self.pipe.send(self._unsent.popleft())
         self.bell.ring()
 
     def _first(self) -> slice | None:
-        """Return where the first message stands, as `Connection.send` lays it out; None: its length is missing yet."""
+        """Return the place of the first message, in the layout of `Connection.send`; None before its length arrived."""
         for header, offset in ((_LENGTH, 0), (_LONG_LENGTH, _LENGTH.size)):
             begin = offset + header.size
             if len(self._received) < begin:
@@ -274,10 +272,10 @@ class Channels:
     """The messages of one process.
 
     Args:
-        links: its doorbells and queues.
-        arena: where the mailboxes lie.
-        pipe: to and from main.
-        heartbeat: of this process, in which it says in which queue it is.
+        links: doorbells and queues of the process.
+        arena: shared memory with the mailboxes.
+        pipe: pipe to and from main.
+        heartbeat: heartbeat of the process, which receives the queue in use.
     """
 
     def __init__(self, links: ProcessLinks, arena: Arena, pipe: Connection, heartbeat: Heartbeat) -> None:
@@ -296,14 +294,17 @@ class Channels:
                 self.serves[policy, group] = addresses.policy_workers[policy][group] in workers
                 self.awaits[policy, group] = addresses.actors_of_groups[group] in workers
         self.remote_policies = t.placement == "central"
-        # What a predecessor has not answered counts as not seen.
+        # Requests that the predecessor did not answer count as not seen.
         self.requests.seen[self.serves & boxes.unanswered()] -= 1
         self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address(LEARNER.name, p) in workers]
         self.releases = [(p, q) for (p, a), q in links.releases.items() if Address(ACTOR.name, a) in workers]
-        self.board = board_of(t, arena, workers) if t.num_takers else None
+        takers = [(w.index, w.member) for w in t.workers_apart() if w in workers and w.facts.takes_trajectories]
+        groups = [group for w in workers if w.role == ACTOR.name for group in t.groups_of(w.index)]
+        slots = [slot for group in groups for slot in t.slots_of(group)]
+        self.board = SlotBoard(arena, takers, slots) if t.num_takers else None
 
     def send(self, message: Message) -> None:
-        """Bring a message to a worker in another process, and wake that process."""
+        """Send a message to a worker in another process, and wake the process."""
         address = self.address_of(message)
         match message:
             case ActionRequest(policy, group, slot, step, generation):
@@ -312,9 +313,9 @@ class Channels:
                 answers = int(self.requests.seen[policy, group])
                 self.replies.post(policy, group, slot, step, generation, answers)
             case Wake():
-                pass  # the bell is all
+                pass  # ringing is enough
             case TrajectoryReady() | SlotReleased() if self.board is not None:
-                pass  # the slot says it
+                pass  # the note is in the slot already
             case TrajectoryReady(policy, slot):
                 self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message[:4])
             case SlotReleased(policy):
@@ -327,7 +328,7 @@ class Channels:
             self.links.bells[self.home[address]].ring()
 
     def receive(self, timeout_seconds: float) -> deque[Message]:
-        """Return messages that have arrived, after waiting for the doorbell for at most this long."""
+        """Wait at most `timeout_seconds` for the doorbell, and return the messages that arrived."""
         messages: deque[Message] = deque()
         if timeout_seconds:
             clock.wait()
@@ -348,13 +349,11 @@ class Channels:
         return messages
 
     def _put(self, peer: int, queue: Any, fields: tuple[int, ...]) -> None:
-        """Put a message into a faster-fifo queue to that worker."""
         self.heartbeat.enter_queue(peer)
         queue.put(fields, timeout=QUEUE_TIMEOUT_SECONDS)
         self.heartbeat.leave_queue()
 
     def _drain(self, peer: int, queue: Any) -> list[tuple[int, int, int, int]]:
-        """Return everything in a faster-fifo queue from that worker."""
         self.heartbeat.enter_queue(peer)
         try:
             return list(queue.get_many_nowait())
@@ -362,10 +361,3 @@ class Channels:
             return []
         finally:
             self.heartbeat.leave_queue()
-
-
-def board_of(topology: Topology, arena: Arena, workers: Set[Address]) -> SlotBoard:
-    """Return the board of hand-overs and releases for these workers, if they take trajectories or are actors."""
-    takers = [(w.index, w.member) for w in topology.workers_apart() if w in workers and w.facts.takes_trajectories]
-    groups = [group for w in workers if w.role == ACTOR.name for group in topology.groups_of(w.index)]
-    return SlotBoard(arena, takers, [slot for group in groups for slot in topology.slots_of(group)])

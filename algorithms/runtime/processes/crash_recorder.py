@@ -1,7 +1,7 @@
-"""Journals of the actions that groups give their environments, and main's record of them when an actor is gone.
+"""Journals of actions in the arena, and the incidents that main writes from the journals of dead actors.
 
-An environment that raises is told of by its own actor (`envs/incidents.py`). One that crashes in C code, ends the
-process or hangs takes its actor with it; its journal stays in the arena.
+An actor writes the incident of an environment that raises (`envs/incidents.py`). An environment that crashes in C code,
+exits or hangs ends the actor too; the journal stays in the arena.
 """
 
 import logging
@@ -20,7 +20,7 @@ from appo.envs.spec import EnvSpec
 
 log = logging.getLogger(__name__)
 
-WRITE_SECONDS = 3.0  # for an incident, on a disk that may not answer
+WRITE_SECONDS = 3.0  # to write an incident; a disk may hang
 
 
 def declare(topology: Topology, spec: EnvSpec) -> list[Field]:
@@ -36,13 +36,13 @@ def memory_of(arena: Arena, group: int) -> JournalMemory:
 
 
 class CrashRecorder:
-    """Main's end of the journals.
+    """Writes incidents from the journals, in main.
 
     Args:
-        topology: of the run.
-        arena: where the journals are.
-        incidents: folder for what they tell.
-        flags: of the environment.
+        topology: topology of the run.
+        arena: shared memory with the journals.
+        incidents: folder for incidents.
+        flags: flags of the environment.
     """
 
     def __init__(self, topology: Topology, arena: Arena, incidents: Path, flags: Mapping[str, object]) -> None:
@@ -50,14 +50,11 @@ class CrashRecorder:
         self._found: dict[str, list[tuple[int, Story]]] = {}
 
     def look(self, name: str) -> None:
-        """Note the activity of a process that hangs: asked for its stacks, and so interrupted, it may go on."""
+        """Keep the current activity of a hung process, before the signal that dumps its stacks interrupts the hang."""
         self._found[name] = [found for memory in self._memories(name) if (found := unfinished(memory))]
 
     def tell(self, name: str, death: Death) -> None:
-        """Write the actions that led to the death of an actor, if it ended by itself in the code of an environment.
-
-        Its successor begins with empty journals.
-        """
+        """Write the actions that led to the death of an actor in the code of an environment; reset the journals."""
         if death.ending and name not in self._found:
             self.look(name)
         for index, story in self._found.pop(name, ()):

@@ -1,4 +1,4 @@
-"""The fork server, from which processes are started, with signals quiet meanwhile."""
+"""The fork server: start, environment variables, signals and failures."""
 
 import contextlib
 import multiprocessing
@@ -30,18 +30,15 @@ Outbox = Callable[[Message], None]
 StartMethod = Literal["spawn", "forkserver"]
 
 POLL_SECONDS = 0.1
-
-END_SECONDS = 0.5  # in which the kernel takes a process away, unless that waits for a disk
-
-MOST_BELLS = 150  # of a process that is forked: the server takes 251 descriptors with it, and some are for queues
-
-ANSWER_SECONDS = 120.0  # loading torch takes a few, and many times that where the disk is slow
+END_SECONDS = 0.5  # for the kernel to end a killed process, unless the process waits for a disk
+MOST_BELLS = 150  # of a forked process: the server passes at most 251 descriptors, some for queues
+ANSWER_SECONDS = 120.0  # loading torch takes a few seconds, and many times longer from a slow disk
 
 LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")  # bytes: the kernel takes 107 for a socket
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (mkdtemp makes a folder of its own in it)
 
 ORIGINAL_FOLDER: str = getattr(multiprocessing.process, "ORIGINAL_DIR", None) or ""
-"""The working directory in which this program began, to which the path of its script is relative."""
+"""Working directory at the start of the program; the path of the main script is relative to the directory."""
 
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
 
@@ -49,7 +46,7 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class _Server:
-    """The modules that this process's one fork server has loaded, which stay once it runs, and its starter."""
+    """The fork server of the calling process: whether torch was preloaded, and the thread that started the server."""
 
     has_torch: bool | None = None
     starter: threading.Thread | None = None
@@ -57,7 +54,7 @@ class _Server:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block signals while entered: a child inherits the mask and so never sees a Ctrl-C before it can ignore it."""
+    """Block signals while entered: a child inherits the mask, so Ctrl-C cannot kill the child during its start."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, QUIET)
     try:
         yield
@@ -67,15 +64,15 @@ def signals_blocked() -> Iterator[None]:
 
 @contextmanager
 def server_must_answer() -> Iterator[None]:
-    """End, while entered, a fork server that has stopped, or no start would ever return.
+    """Kill, while entered, a fork server that does not answer, so no start of a process blocks for ever.
 
-    A thread does that: whoever waits for an answer then finds that there is nobody to give one. So is one ended whose
-    socket somebody has removed, a cleaner of temporary files for example. And one that has just died is started again
-    by multiprocessing itself, which must find what ours finds.
+    A timer's thread kills the server after `ANSWER_SECONDS`; the waiting start then fails. The server is also killed if
+    its socket was removed, for example by a cleaner of temporary files. multiprocessing restarts a dead server, so the
+    environment variables of the server are set while entered.
 
     Raises:
-        TimeoutError: it took too long.
-        FileNotFoundError: the socket is not there.
+        TimeoutError: the server did not answer.
+        FileNotFoundError: the socket was removed.
     """
     given_up = threading.Event()
 
@@ -107,7 +104,7 @@ def _kill_server() -> None:
 
 
 def server_ended() -> ResourceError:
-    """Describe a fork server that ended instead of starting a process, which want of memory and few pids explain."""
+    """Return the error for a fork server that ended at a start, with the two usual causes: free memory and pids."""
     free, pids = machine.available_memory_bytes() >> 20, machine.free_pids()
     return ResourceError(
         f"the fork server ended when it was to start a process: {free} MiB of memory are free, and "
@@ -116,21 +113,21 @@ def server_ended() -> ResourceError:
 
 
 def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: bool) -> bool:
-    """Start the fork server, whose children start in milliseconds; it loads its modules while main goes on.
+    """Start the fork server, whose children start in milliseconds; the server loads modules while main continues.
+
+    The server must find the packages of appo from every working directory, and must not import a foreign `utils` from
+    the working directory: environment variables provide the path and exclude the working directory.
 
     Args:
-        janitor: removes what the server leaves should main be killed.
-        preload: modules that it loads, for its children to share.
-        with_torch: whether torch is among what they load.
+        janitor: janitor, which removes the folder of the socket if main is killed.
+        preload: modules that the server loads for all children.
+        with_torch: whether the modules import torch.
 
     Returns:
-        Whether it is only loading them now; a process that has trained before has one already.
-
-    It must find our packages wherever it is started from, and must not find a stranger's `utils` in the working
-    directory; so it is told where they are and that the working directory is no place for packages.
+        Whether the server is new; a process that trained before has a server already.
 
     Raises:
-        UsageError: this process has another one, whose children would not die with a run.
+        UsageError: the calling process has a fork server of its own, whose children would not end with a run.
     """
     multiprocessing.set_forkserver_preload(list(preload))
     is_new = _Server.has_torch is None
@@ -140,21 +137,21 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
     if is_new:
         _Server.has_torch = with_torch
     with _server_environment():
-        with signals_blocked():  # by itself: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
+        with signals_blocked():  # apart: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
             multiprocessing.resource_tracker.ensure_running()
         directory = _socket_folder()
-        directory.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
+        directory.mkdir(mode=0o700, exist_ok=True)  # a cleaner of temporary files may have removed the folder
         with signals_blocked():
             multiprocessing.forkserver.ensure_running()
         if _server_pid() != pid_before:
             _Server.starter = threading.current_thread()
-        janitor.watch_directory(directory)
+        janitor.watch(directory)
     return is_new
 
 
 @contextmanager
 def without_missing_script() -> Iterator[None]:
-    """Hide a main script that is no file, as of stdin, while entered: children would be told to run it."""
+    """Hide a main script without a file, such as stdin, while entered; children would try to run the script."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     is_missing = path is not None and not os.path.isfile(os.path.join(ORIGINAL_FOLDER, path))
@@ -168,10 +165,10 @@ def without_missing_script() -> Iterator[None]:
 
 
 def _socket_folder() -> Path:
-    """Return the temporary folder of multiprocessing, for the server's socket: of a path that is short enough for one.
+    """Return multiprocessing's temporary folder for the socket of the server, with a path short enough for a socket.
 
     Raises:
-        UsageError: there is none.
+        UsageError: TMPDIR is too long and no short folder is writable.
     """
     usual = tempfile.gettempdir()
     if len(os.fsencode(usual)) <= LONGEST_FOLDER:
@@ -190,10 +187,10 @@ def _socket_folder() -> Path:
 
 @contextmanager
 def _server_environment() -> Iterator[None]:
-    """Let processes started while entered find our packages and their parent, and sleep while they wait.
+    """Set, while entered, the environment variables of started processes: packages, parent and passive waiting.
 
-    Threads of a learner that spin at a barrier take the cores that actors could use. They ask when torch is loaded,
-    which a process that is spawned may do before a line of ours runs there: the user's script may import it.
+    Threads of a learner that spin at a barrier take cores from actors. The wait policy is read when torch is loaded; in
+    a spawned process the user's script may import torch before any line of appo runs.
     """
     ours = ("PYTHONPATH", "PYTHONSAFEPATH", ORIGINAL_PATH, MAIN_PID, WAIT_POLICY)
     before = {name: os.environ.get(name) for name in ours}
@@ -213,10 +210,10 @@ def _server_environment() -> Iterator[None]:
 
 
 def stop_fork_server_of_thread() -> None:
-    """End the fork server if this thread has started it and is not the main one.
+    """Kill the fork server if the calling thread started the server and is not the main thread.
 
-    The kernel would do so when the thread ends, but a moment after Python says that it has: the next run could still
-    find a server that is dying.
+    The kernel would kill the server at the end of the thread, but slightly later than Python reports the end: the next
+    run could find a dying server.
     """
     pid, thread = _server_pid(), threading.current_thread()
     if pid is not None and _Server.starter is thread and thread is not threading.main_thread():
@@ -225,9 +222,9 @@ def stop_fork_server_of_thread() -> None:
 
 
 def abandon(processes: Sequence[BaseProcess]) -> None:
-    """Wait no more for processes that were killed and whose end nobody reports; the interpreter's exit would.
+    """Remove killed processes without a reported end from multiprocessing, or the interpreter's exit would wait.
 
-    The end of a process that was forked is told by the server. One that stands stopped tells nothing, so it is ended.
+    The fork server reports the exit of its children. A stopped server cannot report, so the server is killed.
     """
     if processes:
         _kill_server()
@@ -237,7 +234,7 @@ def abandon(processes: Sequence[BaseProcess]) -> None:
 
 
 def wake_tracker() -> None:
-    """Let multiprocessing's resource tracker go on, should somebody have stopped it: main's exit may wait for it."""
+    """Continue multiprocessing's resource tracker if stopped: main's exit may wait for the tracker."""
     if pid := getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -253,19 +250,15 @@ def context(method: StartMethod) -> SpawnContext | ForkServerContext:
 
 
 def can_fork(device: str, bells: int = 0) -> bool:
-    """Return whether a process with a network may be forked: on the CPU, from a server that has torch loaded.
-
-    A process that wakes hundreds of others has more descriptors than the server takes; one that is spawned inherits
-    them all.
-    """
+    """Return whether a process with a network and `bells` doorbells may be forked; otherwise the process is spawned."""
+    # CUDA does not survive a fork.
     return device == "cpu" and bool(_Server.has_torch) and bells <= MOST_BELLS
 
 
 def restore_environment() -> None:
-    """Undo, in the fork server, what `start_fork_server` set for it alone."""
-    os.environ.pop(MAIN_PID, None)
-    os.environ.pop("PYTHONSAFEPATH", None)
-    original = os.environ.pop(ORIGINAL_PATH, "")
-    os.environ.pop("PYTHONPATH", None)
+    """Undo, in the fork server, the environment variables set by `start_fork_server` for the server alone."""
+    original = os.environ.get(ORIGINAL_PATH)
+    for name in (MAIN_PID, "PYTHONSAFEPATH", ORIGINAL_PATH, "PYTHONPATH"):
+        os.environ.pop(name, None)
     if original:
         os.environ["PYTHONPATH"] = original

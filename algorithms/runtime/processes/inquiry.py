@@ -1,4 +1,4 @@
-"""Inquiries: processes that try an environment or a model, and tell what they find out."""
+"""Inquiries: processes that create an environment or a model before training, and report results."""
 
 import contextlib
 import multiprocessing
@@ -25,21 +25,21 @@ from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import AppoError, EnvironmentFailure
 from appo.utils.system.signal_watch import SignalWatch
 
-CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
+CLOSING_SECONDS = 1.0  # for a process to close environments after the last answer
 
 
 class Inquiry:
-    """A process that leads a group and tells what it finds out, unasked or asked for more; it ends when this is left.
+    """A process with a process group that sends answers, unasked or to questions; killed when the context is left.
 
-    One that has answered may close its environments first: killed at once, they would leave lock files and servers.
+    After the last answer the process may close its environments: a kill at once would leave lock files and servers.
 
     Args:
-        target: called there as `target(pipe, log_path, *arguments)`.
-        arguments: for it.
-        log_path: of the process.
-        method: by which it is started; spawned ones need not wait until the fork server has loaded its modules.
-        signals: looked at while waiting.
-        janitor: ends the group if main cannot.
+        target: function of the process, called as `target(pipe, log_path, *arguments)`.
+        arguments: further arguments of `target`.
+        log_path: path of the process's log.
+        method: start method; a spawned process need not wait until the fork server has loaded modules.
+        signals: signals, checked while waiting.
+        janitor: janitor, which kills the group if main is killed.
     """
 
     def __init__(
@@ -59,12 +59,10 @@ class Inquiry:
 
     def __enter__(self) -> "Inquiry":
         try:
-            if self.method == "spawn":
-                with signals_blocked(), without_missing_script():
-                    self._process.start()
-            else:  # the fork server, which has blocked signals itself, answers when it has loaded its modules
-                with self.signals.raising(), without_missing_script():
-                    self._process.start()
+            # The fork server has blocked signals itself, and answers after loading modules.
+            quiet = signals_blocked() if self.method == "spawn" else self.signals.raising()
+            with quiet, without_missing_script():
+                self._process.start()
         except EOFError:
             self._pipe.close()
             raise server_ended() from None
@@ -77,7 +75,7 @@ class Inquiry:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._pipe.close()  # the end of all questions
+        self._pipe.close()  # ends the process's loop of questions
         try:
             self.finish()
         finally:
@@ -88,10 +86,10 @@ class Inquiry:
             self.janitor.forget(self._process.pid or 0)
 
     def finish(self) -> None:
-        """Wait until the process has closed what it tried, if it has told all; `CLOSING_SECONDS` in all.
+        """Wait until a process without an open question has closed its environments, at most `CLOSING_SECONDS`.
 
         Raises:
-            Interrupted: a signal came meanwhile.
+            Interrupted: a signal arrived.
         """
         self._closed_by = self._closed_by or time.monotonic() + CLOSING_SECONDS
         while not self._is_busy and self._process.is_alive() and time.monotonic() < self._closed_by:
@@ -102,12 +100,12 @@ class Inquiry:
         """Return the next answer of the process.
 
         Args:
-            timeout_seconds: for that.
-            about: what is tried: the environment or the network.
+            timeout_seconds: longest time to wait.
+            about: subject of the inquiry, for messages: environment or network.
 
         Raises:
-            EnvironmentFailure: it died or took too long; `WorkerError` if that was with the network.
-            Interrupted: a signal came meanwhile.
+            EnvironmentFailure: the process died or took too long; `WorkerError` for a network.
+            Interrupted: a signal arrived.
         """
         try:
             if self._wait(time.monotonic() + timeout_seconds):
@@ -119,16 +117,16 @@ class Inquiry:
         raise _failure(about, late, stack_of(self._process, self.log_path))
 
     def ask(self, question: object) -> None:
-        """Send a question to the process; nothing happens if it has died."""
+        """Send a question to the process; do nothing if the process has died."""
         self._is_busy = True
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
     def answer_by(self, deadline: float) -> object | None:
-        """Return the next answer until monotonic `deadline`; `WorkerFailed` if the process dies before.
+        """Return the next answer, `WorkerFailed` if the process dies, or None at monotonic `deadline`.
 
         Raises:
-            Interrupted: a signal came meanwhile.
+            Interrupted: a signal arrived.
         """
         try:
             return self._pipe.recv() if self._wait(deadline) else None
@@ -140,11 +138,11 @@ class Inquiry:
         return cause_of_death(who, self._process.exitcode)
 
     def _wait(self, deadline: float) -> bool:
-        """Return whether something can be read until then.
+        """Return whether an answer arrives before monotonic `deadline`.
 
         Raises:
-            EOFError: it has ended, though what it has started may hold its end of the pipe.
-            Interrupted: a signal came meanwhile.
+            EOFError: the process has ended, though its children may hold the pipe open.
+            Interrupted: a signal arrived.
         """
         self._is_busy = True
         while self._is_busy:

@@ -1,15 +1,15 @@
-"""Workers of a run, in processes of their own or all in main: started, listened to, and ended."""
+"""The workers of a run, in separate processes or all in main: start, messages and end."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
 from appo.algorithms.runtime.processes.fork_server import server_ended
-from appo.algorithms.runtime.processes.process import Node, Timekeeper
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.stalls import StallWatch
 from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.algorithms.runtime.roles import MAIN, ROLES
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.system.signal_watch import SignalWatch
@@ -18,44 +18,16 @@ from appo.utils.timing import FRAMEWORK, clock
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-
-START_LINE_SECONDS = 5.0  # between lines that say how far the start is
-
-MOST_NAMED = 4  # processes in such a line
-
-MOST_FIRST_LAUNCHES = 3  # a server that dies so often is killed on purpose, or for want of memory
-
-
-class Workers(Protocol):
-    """All workers of a run, wherever they live."""
-
-    def start(self) -> None:
-        """Bring all workers up and let them begin."""
-        ...
-
-    def poll(self, timeout_seconds: float) -> Iterable[Message]:
-        """Return messages for main, after waiting for at most this long."""
-        ...
-
-    def send(self, message: Message) -> None:
-        """Give a message to its worker."""
-        ...
-
-    def stop(self, deadline: float) -> Iterator[Message]:
-        """End all workers until monotonic `deadline`; yield their last messages."""
-        ...
-
-    def close(self) -> None:
-        """End all that is left."""
-        ...
+START_LINE_SECONDS = 5.0  # between log lines about the progress of the start
+MOST_NAMED = 4  # processes in a log line
+MOST_FIRST_LAUNCHES = 3  # a server that dies more often is killed on purpose, or for lack of memory
 
 
 class InProcess:
-    """All workers in this process, in order.
+    """All workers in main, in order.
 
     Args:
-        topology: of the run.
-        build: makes the node, given what receives the messages for main.
+        build: function that makes the node; the argument takes the messages for main.
     """
 
     def __init__(self, build: Callable[[Callable[[Message], None]], Node]) -> None:
@@ -65,13 +37,13 @@ class InProcess:
         self._timekeeper = Timekeeper(MAIN.name, MAIN.name, runs_environments=True)
 
     def start(self) -> None:
-        """Build the workers and let them begin."""
+        """Build and begin all workers."""
         self._node = self._build(self._outbox.append)
         self._timekeeper.begin()
         self._node.deliver(Begin())
 
     def poll(self, timeout_seconds: float) -> list[Message]:
-        """Take one turn of every worker."""
+        """Give every worker one turn and return messages for main."""
         assert self._node is not None
         if not self._node.turn():
             clock.wait()
@@ -83,12 +55,12 @@ class InProcess:
         return messages
 
     def send(self, message: Message) -> None:
-        """Give a message to its worker."""
+        """Send a message to its worker."""
         assert self._node is not None
         self._node.deliver(message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """Yield the last messages."""
+        """Stop all workers; yield the last messages."""
         if self._node is not None:
             self._outbox.append(self._timekeeper.report())
             self._node.deliver(Stop())
@@ -96,20 +68,20 @@ class InProcess:
         self._outbox.clear()
 
     def close(self) -> None:
-        """Do nothing: no worker is left when the objects are gone."""
+        """Delete the workers."""
         self._node = None
 
 
 class Processes:
-    """Workers in processes of their own.
+    """Workers in separate processes.
 
     Args:
-        supervisor: of the processes.
-        topology: of the run.
-        stalls: asked whether the run gets anywhere.
-        launch: starts the process of that name and generation through the supervisor.
-        signals: looked at while waiting for them.
-        most_at_once: processes that make environments at the same time at the start; 0: all.
+        supervisor: supervisor of the processes.
+        topology: topology of the run.
+        stalls: check for stalls.
+        launch: function that starts the process of a name and generation through the supervisor.
+        signals: signals, checked while waiting.
+        most_at_once: number of processes that may create environments at once at the start; 0: all.
     """
 
     def __init__(
@@ -126,12 +98,12 @@ class Processes:
         self._address_of = topology.address_book().address_of
         self._home = {w: name for name, workers in topology.processes().items() for w in workers}
         self._timekeeper = Timekeeper(MAIN.name, MAIN.name, runs_environments=False)
-        self._restarted: list[Message] = []  # before the run began
+        self._restarted: list[Message] = []  # restarts before the run began
 
     def start(self) -> None:
-        """Start all processes and, when the last of them is ready, let them begin.
+        """Start all processes, and begin the run after the last is ready.
 
-        An actor that crashes, is killed or hangs in its first reset is started again, a few times.
+        An actor that crashes, hangs or is killed in the first reset restarts, at most three times.
         """
         coming, waiting = dict(self.topology.processes()), set[str]()
         due = time.monotonic() + START_LINE_SECONDS
@@ -147,7 +119,7 @@ class Processes:
                 if isinstance(message, WorkerReady):
                     waiting.discard(name)
                 elif isinstance(message, WorkerRestarted):
-                    waiting.add(name)  # one that was ready can have been killed since
+                    waiting.add(name)  # the dead process may have been ready
                     self._restarted.append(message)
             if waiting and (now := time.monotonic()) >= due:
                 due = now + START_LINE_SECONDS
@@ -156,10 +128,10 @@ class Processes:
         self._timekeeper.begin()
 
     def _launch_first(self, name: str) -> None:
-        """Start the first process in a seat, again if the fork server dies over it: another server is started then.
+        """Start the first process in a seat; if the fork server dies, try again with a new server.
 
         Raises:
-            ResourceError: so many servers have died.
+            ResourceError: `MOST_FIRST_LAUNCHES` servers died.
         """
         for attempt in range(1, MOST_FIRST_LAUNCHES + 1):
             try:
@@ -172,13 +144,12 @@ class Processes:
         return None
 
     def _may_start(self, name: str, waiting: set[str]) -> bool:
-        """Return whether the process may start beside those that are awaited: so many may make environments."""
+        """Return whether the process may start beside the waiting: at most `most_at_once` may create environments."""
         processes = self.topology.processes()
         making = [one for one in (name, *waiting) if processes[one][0].facts.runs_environments]
         return not self.most_at_once or name not in making or len(making) <= self.most_at_once
 
     def _progress(self, num_coming: int, waiting: set[str]) -> str:
-        """Return the progress of the start in one line."""
         total, first = len(self.topology.processes()), sorted(waiting)[:MOST_NAMED]
         more = f" and {len(waiting) - MOST_NAMED} more" * (len(waiting) > MOST_NAMED)
         ready = total - num_coming - len(waiting)
@@ -186,7 +157,7 @@ class Processes:
         return f"{ready} of {total} processes are ready, waiting for {', '.join(first)}{more}{later}"
 
     def poll(self, timeout_seconds: float) -> list[Message]:
-        """Return messages for main."""
+        """Return messages for main, after waiting at most `timeout_seconds`."""
         clock.wait()
         messages = [*self._restarted, *(message for _, message in self.supervisor.poll(timeout_seconds))]
         self._restarted.clear()
@@ -195,25 +166,29 @@ class Processes:
         return [*messages, self._timekeeper.report()] if self._timekeeper.due() else messages
 
     def send(self, message: Message) -> None:
-        """Give a message to its worker."""
+        """Send a message to its worker."""
         self.supervisor.send(self._home[self._address_of(message)], message)
 
     def stop(self, deadline: float) -> Iterator[Message]:
-        """End the actors first, then policy workers, in the end the learners, so that every step is accounted for.
+        """Stop all processes until monotonic `deadline`; yield the last messages.
 
-        Each role has its share of the time: an environment that hangs must not cost what was learned.
+        Actors stop first, then policy workers, then learners, so every step is counted. Each role has a share of the
+        time, because a hung environment must not cost the state of the learner.
         """
-        if not self.supervisor.begun:  # nothing was sampled, and what is still starting would not hear it
+        if not self.supervisor.begun:  # nothing was sampled, and a starting process reads no messages
             return
-        yield self._timekeeper.report()  # of a run that took less than a second it is the only one
+        yield self._timekeeper.report()  # the only report of a run shorter than a second
         now = time.monotonic()
         for role in sorted(ROLES.values(), key=lambda role: role.stop_share):
             names = [name for name, seat in self.supervisor.seats.items() if seat.plan.role is role]
             for _, message in self.supervisor.stop(names, now + role.stop_share * (deadline - now)):
                 yield message
-        yield from self.stalls.progress.actor_reports()  # of those too that were killed, or are to be started again
+        yield from self.stalls.progress.actor_reports()  # includes killed actors and due restarts
 
     def close(self) -> None:
-        """Kill all processes that have not ended."""
+        """Kill all remaining processes."""
         self.supervisor.kill_all()
         self.supervisor.links.close()
+
+
+Workers = InProcess | Processes

@@ -1,4 +1,4 @@
-"""The shell around the workers of one process: start, signals, the loop, and how errors leave it."""
+"""A worker process: start, signals, the loop, and reports of errors and deaths."""
 
 import contextlib
 import multiprocessing
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,20 +17,19 @@ from typing import NoReturn
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from appo.algorithms.runtime.messages import (
-    ALL,
     Address,
     Begin,
-    Message,
     Stop,
-    TimeReport,
     Worker,
     WorkerFailed,
     WorkerReady,
 )
 from appo.algorithms.runtime.processes import prctl
 from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.restarts import ending_of
 from appo.algorithms.runtime.processes.strays import MARK, mark_of
+from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.algorithms.runtime.roles import Role
 from appo.utils import failpoints, logging
 from appo.utils.errors import AppoError, lack_of
@@ -39,109 +38,13 @@ from appo.utils.run_folder import append_to_own
 from appo.utils.system import machine
 from appo.utils.system.cgroups import KernelKills
 from appo.utils.system.signal_watch import QUIET
-from appo.utils.system.usage import Descendants
-from appo.utils.timing import ENV, PHASES, clock
 from appo.utils.tracebacks import format_error, traceback_of
 
-# The workers that share a process, and how messages pass between them.
-
-
-class Node:
-    """Delivers messages among its workers, and hands the rest to `send`.
-
-    Args:
-        workers: in the order in which they get their turn.
-        address_of: the receiver of a message.
-        send: takes messages whose receiver lives elsewhere.
-    """
-
-    def __init__(
-        self,
-        workers: Mapping[Address, Worker],
-        address_of: Callable[[Message], Address],
-        send: Callable[[Message], None],
-    ) -> None:
-        self.workers, self.address_of, self.send = workers, address_of, send
-
-    def deliver(self, message: Message) -> None:
-        """Give a message to the worker it is for, or to all."""
-        address = self.address_of(message)
-        if address is ALL:
-            for worker in self.workers.values():
-                self._post_all(worker.handle(message))
-            return
-        worker_or_none = self.workers.get(address)
-        if worker_or_none is None:
-            self.send(message)
-        else:
-            self._post_all(worker_or_none.handle(message))
-
-    def turn(self) -> bool:
-        """Let every worker that has work do one unit of it; return False when none had any."""
-        busy = False
-        for worker in self.workers.values():
-            if worker.pending():
-                busy = True
-                self._post_all(worker.work())
-        return busy
-
-    def _post_all(self, messages: Iterator[Message]) -> None:
-        for message in messages:
-            self.deliver(message)
-
-
-# Reports how a process spends its time.
-
-
-REPORT_NS = 1_000_000_000
-
-
-class Timekeeper:
-    """Reads the clock of this process once a second.
-
-    Args:
-        process: its name.
-        role: of its first worker.
-        runs_environments: whether processes that it has started, such as games, do the work of its environments.
-    """
-
-    def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
-        self.process, self.role = process, role
-        self._children = Descendants() if runs_environments else None
-        self._children_before = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from now."""
-        clock.restart()
-        self._reported_ns = clock.started_ns
-        self._children_before = self._children.cpu_seconds() if self._children else 0.0
-
-    def due(self) -> bool:
-        """Return whether the last report is a second old."""
-        return clock.entered_ns - self._reported_ns >= REPORT_NS
-
-    def report(self) -> TimeReport:
-        """Report how the time was spent since the beginning."""
-        seconds, cpu_seconds = clock.spent()
-        self._reported_ns = clock.entered_ns
-        if self._children:
-            children = self._children.cpu_seconds() - self._children_before
-            cpu_seconds[PHASES[ENV]] = cpu_seconds.get(PHASES[ENV], 0.0) + children
-        return TimeReport(
-            self.process, self.role, clock.started_ns, seconds, cpu_seconds, clock.collected, clock.trained
-        )
-
-
 IDLE_SECONDS = 0.2
-
 REPORT_LINES = 200
-
 STACK_LINES = 60
-
 STACK_SECONDS = 1.0
-
-LOST = 255  # what multiprocessing says of a child whose fork server is gone
+LOST = 255  # multiprocessing's exit code of a child whose fork server has ended
 
 
 @dataclass(frozen=True)
@@ -149,18 +52,18 @@ class ProcessPlan:
     """The settings of a process at its start.
 
     Attributes:
-        name: unique in the run.
-        row: of its heartbeat.
-        workers: addresses of the workers it holds.
-        links: doorbells and queues; None when all workers live in main.
-        arena: the shared memory.
-        log_path: its log file.
-        niceness: relative to main.
-        cores: to which it is pinned; empty: not pinned.
-        threads: of its numeric libraries.
-        visible_gpus: value of CUDA_VISIBLE_DEVICES; None leaves it alone.
-        generation: how often this process has been started before in the run.
-        log_level: below which its messages are dropped.
+        name: unique name in the run.
+        row: row of the heartbeat.
+        workers: addresses of the workers in the process.
+        links: doorbells and queues; None if all workers are in main.
+        arena: shared memory.
+        log_path: path of the log.
+        niceness: niceness relative to main.
+        cores: cores to which the process is pinned; empty: not pinned.
+        threads: number of threads of numeric libraries.
+        visible_gpus: value of CUDA_VISIBLE_DEVICES; None leaves the variable alone.
+        generation: number of earlier starts in the run.
+        log_level: lowest level of logged messages.
     """
 
     name: str
@@ -178,12 +81,12 @@ class ProcessPlan:
 
     @property
     def role(self) -> Role:
-        """Return the role of its first worker, by which it is treated."""
+        """Return the role of the first worker, which decides priority and limits of the process."""
         return self.workers[0].facts
 
     @property
     def runs_environments(self) -> bool:
-        """Return whether foreign code runs here, which may start processes of its own."""
+        """Return whether the process runs environments: foreign code, which may start processes."""
         return any(worker.facts.runs_environments for worker in self.workers)
 
 
@@ -191,9 +94,9 @@ Build = Callable[[ProcessPlan, Heartbeat], Mapping[Address, Worker]]
 
 
 def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
-    """Entry of every worker process: build its workers, then let them work until main says stop.
+    """Build the workers and run them until main sends `Stop`: the entry of every worker process.
 
-    An error of any kind reaches main with its traceback before the process ends.
+    Every error is sent to main, with the traceback, before the process ends.
     """
     _enter(plan)
     heartbeat = Heartbeat(plan.arena, plan.row)
@@ -204,13 +107,11 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
         channels = Channels(plan.links, plan.arena, pipe, heartbeat)
         node = Node(workers, channels.address_of, channels.send)
         channels.send(WorkerReady(plan.name))
-        if plan.runs_environments:  # only now: one that takes the place of another is waited for
+        if plan.runs_environments:  # only now: the run waits for a replacement
             _give_way(plan)
         timekeeper = Timekeeper(plan.name, plan.role.name, runs_environments=plan.runs_environments)
         _loop(node, channels, heartbeat, timekeeper)
-    except (
-        BaseException
-    ) as error:  # SystemExit and KeyboardInterrupt from an environment are failures, not our shutdown
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of an environment are failures, no shutdown
         with contextlib.suppress(OSError):
             pipe.send(failure_of(plan.name, error))
         _end(1)
@@ -219,7 +120,7 @@ def run_process(plan: ProcessPlan, pipe: Connection, build: Build) -> None:
 
 
 def failure_of(name: str, error: BaseException) -> WorkerFailed:
-    """Make the message about an error to main; an error for the user has the traceback of its cause, if any."""
+    """Return the message to main about an error; an error for the user has the traceback of its cause, if any."""
     if lack := lack_of(error):
         return WorkerFailed(name, lack.exit_code, str(lack), lack.traceback)
     if not isinstance(error, AppoError):
@@ -234,11 +135,11 @@ OF_SIGKILL = {
     False: ", not by the kernel's out-of-memory killer",
     None: " (out of memory?)",
 }
-"""What follows `killed by SIGKILL`, by whether the kernel has done it for want of memory; None: it does not say."""
+"""End of the line `killed by SIGKILL`, by whether the kernel killed for lack of memory; None: unknown."""
 
 
 def cause_of_death(name: str, exit_code: int | None) -> str:
-    """Return one line about a process that ended without a word."""
+    """Return one line about a process that ended without a message."""
     if exit_code == LOST:
         return f"{name} was lost: the fork server that started it has ended"
     if exit_code is None or exit_code >= 0:
@@ -248,14 +149,14 @@ def cause_of_death(name: str, exit_code: int | None) -> str:
 
 
 def crash_report(log_path: Path) -> str:
-    """Return the Python stacks that a crash in C code left at the end of a log; empty if it left none."""
+    """Return the Python stacks of a crash in C code from the end of a log; empty without a crash."""
     lines = tail(log_path, REPORT_LINES)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
 
 
 def stack_of(process: BaseProcess, log_path: Path) -> str:
-    """Return the Python stacks of a process that may hang, as it dumps them into its log file."""
+    """Return the Python stacks of a process that may hang, which a signal makes it dump into its log."""
     before = size = log_path.stat().st_size if log_path.exists() else 0
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid or 0, signal.SIGUSR1)
@@ -270,36 +171,39 @@ def stack_of(process: BaseProcess, log_path: Path) -> str:
 
 
 def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "INFO") -> None:
-    """Make this process deaf to signals meant for main, and let its output go to its log.
+    """Ignore the signals that main handles, and redirect the output to the log.
 
     Args:
-        name: of the process.
-        log_path: what environments and libraries print belongs there, not between main's lines.
-        leads_group: whether it leads a process group, so that what its environments start can be ended with it.
-        log_level: below which messages are dropped.
+        name: name of the process.
+        log_path: path of the log, which also receives the output of environments and libraries.
+        leads_group: whether to lead a process group, with which processes started by environments can be killed.
+        log_level: lowest level of logged messages.
     """
     prctl.die_with_parent(prctl.server_pid or main_pid())
     if leads_group:
         os.setpgid(0, 0)
-        if prctl.server_pid is None:  # which would take orphans in
+        if prctl.server_pid is None:  # no fork server adopts the orphans
             prctl.adopt_orphans()
         if main := main_pid():
             os.environ[MARK] = f"{mark_of(main)}:{os.getpid()}"
-    for number in QUIET:  # only main reacts; it will tell us
+    for number in QUIET:  # only main reacts, and then sends `Stop`
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while it starts a process
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # main blocks signals while starting a process
     logging.configure(name, log_path, log_level)
-    _redirect_output(log_path)
+    descriptor = append_to_own(log_path)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def main_pid() -> int | None:
-    """Return the process that asked for this one, whatever process started it."""
+    """Return the pid of main, also in a child of the fork server."""
     parent = multiprocessing.parent_process()
     return parent.pid if parent else None
 
 
 def _enter(plan: ProcessPlan) -> None:
-    """Isolate this process, and set its priority, cores and threads, before anything is built."""
+    """Isolate the process and set priority, cores and threads, before workers are built."""
     isolate(plan.name, plan.log_path, leads_group=plan.runs_environments, log_level=plan.log_level)
     prctl.die_earlier(plan.role.oom_score)
     machine.allocator_settings()
@@ -314,16 +218,16 @@ def _enter(plan: ProcessPlan) -> None:
 
 
 def _give_way(plan: ProcessPlan) -> None:
-    """Take the priority and the turns of the role, for all that environments have started too."""
+    """Set the niceness and the turns of the role, also for processes that environments started."""
     machine.set_niceness(plan.niceness, group=plan.runs_environments)
     if plan.role.long_turns:
         prctl.take_long_turns()
 
 
 def _end(exit_code: int) -> NoReturn:
-    """End this process without taking its interpreter apart: with torch in it, a spawned one needs seconds for that.
+    """End the process without finalizing the interpreter, which takes seconds with torch in a spawned process.
 
-    Environments have been closed, and main ends what they have left.
+    Environments are closed already, and main kills their remaining processes.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # full disk; closed by an environment
@@ -331,15 +235,8 @@ def _end(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _redirect_output(path: Path) -> None:
-    descriptor = append_to_own(path)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
 def _loop(node: Node, channels: Channels, heartbeat: Heartbeat, timekeeper: Timekeeper) -> None:
-    """Work while there is work, wait for the doorbell while there is none."""
+    """Take messages and give every worker with work a turn; wait at the doorbell if no worker had work."""
     busy = False
     while True:
         heartbeat.beat(Activity.WORKING if busy else Activity.WAITING)

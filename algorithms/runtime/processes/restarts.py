@@ -1,4 +1,4 @@
-"""Restarts: when a process hangs, when one that has ended is started again, and when it is given up. Pure rules."""
+"""Pure rules for processes: hanging, restarting, giving up."""
 
 import signal
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from appo.envs.incidents import HANG
 from appo.utils.errors import EnvironmentFailure
 
 BACKOFF_SECONDS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-SERVER_SECONDS = 0.1  # between attempts to start the fork server again; a run that gets nowhere ends as it stalls
+SERVER_SECONDS = 0.1  # between attempts to restart the fork server; a stall ends a run without success
 MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
-MAX_FIRST_RESETS = 3  # after the first one
+MAX_FIRST_RESETS = 3  # after the first start
 SETTLED_SECONDS = 60.0
-SILENT_SECONDS = 20.0  # who waits says so five times a second, unless it gets no core
-QUEUE_SECONDS = 2.0  # a queue is left within microseconds, unless somebody has died in it ...
-QUEUE_PATIENCE_SECONDS = 5.0  # ... or who is in it gets no core
+SILENT_SECONDS = 20.0  # a waiting process beats five times a second, unless it lacks a core
+QUEUE_SECONDS = 2.0  # a process leaves a queue within microseconds, unless the peer died inside ...
+QUEUE_PATIENCE_SECONDS = 5.0  # ... or the process in the queue lacks a core
+REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+MAX_FUTILE = 6
+MAX_SAME_FAULTS = 3
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,15 @@ class Death:
     """The end of a process.
 
     Attributes:
-        cause: in one line, with the name of the process.
-        own_fault: it failed by itself (raised, crashed, left); otherwise it was killed from outside or had to be.
-        exit_code: of the run, should it end because of this.
-        traceback: of the process, if it left one.
-        collateral: it went down, or did not come up, with the fork server: that says nothing of the process.
-        lasting: another life would only repeat it.
-        ending: how it ended by itself without being able to say so: the name of a signal, an exit code or `HANG`.
-        retired: it has asked for a successor, and ended in good order.
-        said: it has said so itself, with what it raised.
+        cause: cause in one line, with the name of the process.
+        own_fault: whether the process failed by itself (raised, crashed, exited, hung); else it was killed.
+        exit_code: exit code of the run, if the death ends the run.
+        traceback: traceback of the process, if any.
+        collateral: whether the process died, or failed to start, with the fork server: no fault of the process.
+        lasting: whether a restart would repeat the failure.
+        ending: end of a process without a message: name of a signal, exit code or `HANG`.
+        retired: whether the process asked for a replacement and ended in good order.
+        said: whether the process reported its error itself.
     """
 
     cause: str
@@ -52,9 +55,9 @@ class SeatHistory:
     """The deaths in one seat.
 
     Attributes:
-        idle_deaths: in a row, without a unit of work in between.
-        faults: own faults in a row, each within `SETTLED_SECONDS` of a start.
-        first_resets: deaths before the run has begun.
+        idle_deaths: number of deaths in a row without a unit of work in between.
+        faults: number of own faults in a row, each within `SETTLED_SECONDS` of a start.
+        first_resets: number of deaths before the run began.
     """
 
     idle_deaths: int = 0
@@ -62,10 +65,10 @@ class SeatHistory:
     first_resets: int = 0
 
     def delay_at_start(self, death: Death) -> float | None:
-        """Return after how many seconds an actor may make its environments again before the run has begun; None: not.
+        """Return the seconds until the restart of an actor before the run began; None: no restart.
 
-        A crash, a kill or a hang may be an accident of a game that loads, of which several start at the same moment.
-        What an environment has raised has been tried again in its process already, and is for the user to see.
+        A crash, a kill or a hang may be an accident of several games that load at once. An environment that raises was
+        created again by the actor already, and the user must see the error.
         """
         self.first_resets += 1
         if death.said or self.first_resets > MAX_FIRST_RESETS:
@@ -73,15 +76,15 @@ class SeatHistory:
         return BACKOFF_SECONDS[min(self.first_resets, len(BACKOFF_SECONDS) - 1)]
 
     def delay(self, death: Death, *, worked: bool, lived_seconds: float) -> float | None:
-        """Return after how many seconds a process may take the seat; None: it is given up.
+        """Return the seconds until a process restarts in the seat; None: the seat is given up.
 
-        What fails by itself soon after every start is a bug that the user must see, however much is done in between;
-        what is killed, by the kernel for example when memory is short, may go on as long as it gets something done.
+        A process that fails by itself soon after every start has a bug that the user must see, however much work is
+        done in between. A killed process, for example when memory is short, restarts as long as work is done.
 
         Args:
-            death: the latest.
-            worked: whether it has done a unit of work in its life.
-            lived_seconds: how long that was.
+            death: latest death.
+            worked: whether the process did a unit of work.
+            lived_seconds: time from the start to the death.
         """
         if death.collateral:
             return SERVER_SECONDS
@@ -89,20 +92,13 @@ class SeatHistory:
             return 0.0
         self.idle_deaths = 0 if worked else self.idle_deaths + 1
         self.faults = (0 if lived_seconds >= SETTLED_SECONDS else self.faults) + death.own_fault
-        if death.lasting:
-            return None
-        if self.idle_deaths >= MAX_IDLE_DEATHS or self.faults >= MAX_FAULTS:
+        if death.lasting or self.idle_deaths >= MAX_IDLE_DEATHS or self.faults >= MAX_FAULTS:
             return None
         return BACKOFF_SECONDS[min(self.idle_deaths, len(BACKOFF_SECONDS) - 1)]
 
 
-REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-MAX_FUTILE = 6
-MAX_SAME_FAULTS = 3
-
-
 def ending_of(exit_code: int | None) -> str:
-    """Return how a process ended by itself: the name of a signal, or its exit code."""
+    """Return the end of a process: the name of a signal, or an exit code."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     return signal.Signals(-exit_code).name
@@ -110,14 +106,14 @@ def ending_of(exit_code: int | None) -> str:
 
 @dataclass
 class Revival:
-    """A process beside training, which may do without it: when it is started again. Pure rules, too.
+    """The restarts of a process beside training, such as an evaluator or a tracker.
 
     Attributes:
-        name: for people.
-        log_path: where it has said why it ended.
-        restarts: so far.
-        due: monotonic time at which it is to be started again; None: it lives, or is given up.
-        given_up: whether it has ended too often, each time soon after its start.
+        name: name in log lines.
+        log_path: path of the log with the cause of an end.
+        restarts: number of restarts so far.
+        due: monotonic time of the next restart; None while the process lives, or if given up.
+        given_up: whether the process has ended too often soon after a start.
     """
 
     name: str
@@ -131,19 +127,19 @@ class Revival:
     _same_faults: int = 0
 
     def began(self, now: float) -> None:
-        """Note that the process has been started at this monotonic time."""
+        """Record a start at monotonic time `now`."""
         self.restarts, self.due, self._began = self.restarts + 1, None, now
 
     def ended(self, now: float, exit_code: int | None, fault: str = "") -> str:
-        """Note that the process has ended at this monotonic time; return the line for the log.
+        """Record an end; return the line for the log.
 
-        A process that was killed, which no fault of its own explains, is started again for ever, if later and later.
+        A killed process restarts for ever, at growing intervals.
 
         Args:
-            now: monotonic time.
-            exit_code: of the process, negative for a signal.
-            fault: why the process failed before it did any work, in one line; empty where it did some. A start that
-                fails `MAX_SAME_FAULTS` times in a row with one fault is the last, however long each attempt took.
+            now: monotonic seconds.
+            exit_code: exit code, negative for a signal.
+            fault: cause of a failure before any work, in one line; empty after work. After `MAX_SAME_FAULTS` failures
+                in a row with one fault the process is given up, however long each attempt took.
         """
         self._same_faults = self._same_faults + 1 if fault and fault == self._fault else int(bool(fault))
         self._fault = fault
@@ -153,7 +149,7 @@ class Revival:
         return self._next(now, f"ended with {ending_of(exit_code)}", MAX_FUTILE - (exit_code == -signal.SIGKILL))
 
     def not_started(self, now: float, error: OSError) -> str:
-        """Note that the process could not be started at this monotonic time; return the line that says so."""
+        """Record a start that failed at monotonic time `now`; return the line for the log."""
         return self._next(now, f"could not be started: {error}", MAX_FUTILE)
 
     def _next(self, now: float, how: str, most_futile: int) -> str:
@@ -168,7 +164,7 @@ class Revival:
         return f"{self.name} {how}; starting it again (restart {self.restarts + 1}), see {self.log_path}"
 
     def is_due(self, now: float) -> bool:
-        """Return whether the process is to be started at this monotonic time."""
+        """Return whether a restart is due at monotonic time `now`."""
         return self.due is not None and now >= self.due
 
     def plain(self) -> dict[str, object]:
@@ -179,13 +175,13 @@ class Revival:
 
 @dataclass(frozen=True)
 class Limits:
-    """The longest times that a process may take.
+    """The longest times of activities of a process.
 
     Attributes:
-        restart: whether a process is started again where one has ended; otherwise that ends the run.
-        reset_seconds: for the first reset of the environments of a group.
-        step_seconds: for one turn of an actor.
-        work_seconds: for everything else that a process does at a time.
+        restart: whether processes restart; else a death ends the run.
+        reset_seconds: limit of the first reset of the environments of a group.
+        step_seconds: limit of one turn of an actor.
+        work_seconds: limit of every other activity.
     """
 
     restart: bool
@@ -195,22 +191,22 @@ class Limits:
 
     @classmethod
     def of_flags(cls, flags: SamplingConfig, *, in_segments: bool = False) -> "Limits":
-        """Return the limits of the flags; within a segment no process can repeat what a dead one did, a start can."""
+        """Return the limits of the flags. In segments nothing restarts: only a new start can repeat work."""
         reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
         return cls(flags.restart_workers and not in_segments, reset, step, work)
 
     def of(self, activity: Activity, *, is_actor: bool) -> float:
-        """Return how long a process may do one thing."""
+        """Return the limit of an activity in seconds."""
         if activity is Activity.RESETTING:
             return self.reset_seconds
         if is_actor and activity is Activity.WORKING:
             return self.step_seconds
-        if is_actor and activity is Activity.WAITING:  # its death stays unknown while the fork server is stopped
+        if is_actor and activity is Activity.WAITING:  # a stopped fork server cannot report a death
             return min(max(self.step_seconds, SILENT_SECONDS), self.work_seconds)
         return self.work_seconds
 
     def hang(self, name: str, pulse: Pulse, now: float, *, is_actor: bool) -> Death | None:
-        """Return the end of a process that has done one thing for too long; None for all others."""
+        """Return the death of a process whose activity exceeds the limit; None otherwise."""
         seconds = now - pulse.since
         if seconds <= self.of(pulse.activity, is_actor=is_actor):
             return None

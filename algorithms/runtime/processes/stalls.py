@@ -1,109 +1,19 @@
-"""Stalls: whether a run gets anywhere, and which process waits for which when nothing is trained."""
+"""Stalls: times without training, the log lines about waiting processes, and the end of a hopeless run."""
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
-from appo.algorithms.runtime.memory.output_ring import TAKEN
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
-from appo.algorithms.runtime.messages import Address, WorkerReport
-from appo.algorithms.runtime.processes.channels import Mailbox, Mailboxes
+from appo.algorithms.runtime.processes.progress import Progress
 from appo.algorithms.runtime.processes.restarts import MAX_FAULTS
 from appo.algorithms.runtime.processes.supervisor import Supervisor, WorkerError
-from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
-from appo.algorithms.runtime.sampling.env_group import NOTED
-from appo.algorithms.runtime.topology import Topology
-
-# What the processes of a run have done so far, and what they owe each other, as the arena says it.
-
-
-COLLECTED, TRAJECTORIES = NOTED.index("collected"), NOTED.index("trajectories")
-
-
-class Progress:
-    """The work done so far, read from the arena.
-
-    Args:
-        topology: of the run.
-        arena: its memory.
-        trajectories: the shared arrays in it.
-    """
-
-    def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
-        self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
-        self._apart = {worker: Units(arena, place) for place, worker in enumerate(topology.workers_apart())}
-        self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
-        self._written = arena[TAKEN] if topology.writes else np.zeros((0, 1), np.int64)
-        self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
-        for policy in range(topology.num_acting):
-            for group in range(topology.num_groups):
-                # Past versions share a process, which has the name of the first.
-                server = str(topology.policy_worker_of(min(policy, topology.num_policies), group))
-                self._served[server].append((policy, group))
-
-    def of(self, name: str) -> int:
-        """Return units of work of all processes that have been in this place: trajectories, replies, saved states."""
-        worker = self.topology.processes()[name][0]
-        if worker.role == ACTOR.name:
-            return int(self._noted(worker.index)[TRAJECTORIES])
-        if worker.role == LEARNER.name:
-            return int(self._saves[worker.index][0])
-        if worker.role == WRITER.name:
-            return int(self._written[:, 0].sum())
-        if worker in self._apart:
-            return self._apart[worker].count
-        return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
-
-    def actor_reports(self) -> Iterator[WorkerReport]:
-        """Yield the report that every actor worker would give, whether or not a process is in its place."""
-        for actor in range(self.topology.num_actors):
-            totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
-            yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
-
-    def trained(self) -> int:
-        """Sum samples of all learners, and how often they have used them: one of both grows while they live."""
-        columns = [LearnerLedger.NAMES.index(name) for name in ("samples", "used")]
-        return int(self.trajectories.learner_counts[:, columns].sum())
-
-    def collected(self) -> int:
-        """Return the steps of all actors."""
-        return int(self.trajectories.group_counts[:, COLLECTED].sum())
-
-    def owes(self, name: str) -> str:
-        """Return in words what others wait for from this process."""
-        worker = self.topology.processes()[name][0]
-        if worker.role == LEARNER.name:
-            held = int((self.trajectories.owner >> worker.index & 1).sum())
-            return f"holds {held} of {len(self.trajectories.owner)} slots" * (not self.topology.num_takers)
-        if worker.facts.takes_trajectories:
-            t = self.trajectories
-            held = int(((t.owner >> worker.index & 1 > 0) & (t.taker == worker.member)).sum())
-            return f"holds {held} of {len(t.owner)} slots"
-        if worker.role == POLICY_WORKER.name:
-            unanswered = self.mailboxes.unanswered()
-            return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
-        return ""
-
-    def _noted(self, actor: int) -> Array:
-        """Return the counts of an actor by `NOTED`, summed over its groups."""
-        groups = self.topology.groups_of(actor)
-        counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
-        return counts
-
 
 log = logging.getLogger(__name__)
 
 SAY_AFTER_SECONDS = 5.0
-
 LOOK_SECONDS = 0.5
-
 PATIENCE_SECONDS = 60.0
-
 VERBS = {
     Activity.STARTING: "starts",
     Activity.RESETTING: "resets its environments",
@@ -114,7 +24,14 @@ VERBS = {
 
 
 def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mapping[str, float], now: float) -> str:
-    """Return a line of every process, its activity and since when, the longest one first."""
+    """Return a line with all processes, the longest activity first.
+
+    Args:
+        pulses: heartbeats of the living processes.
+        owes: awaited work of each process.
+        dead: due times of restarts, monotonic seconds.
+        now: monotonic seconds.
+    """
     parts = []
     for name, pulse in sorted(pulses.items(), key=lambda item: item[1].began):
         owed = f" ({owes[name]})" if owes.get(name) else ""
@@ -125,7 +42,7 @@ def who_waits(pulses: Mapping[str, Pulse], owes: Mapping[str, str], dead: Mappin
 
 
 def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | None:
-    """Return when the last process began to wait; None while one does something, or is not there."""
+    """Return the monotonic time since which all processes wait; None while a process is active or missing."""
     if not complete or any(pulse.activity is not Activity.WAITING for pulse in pulses.values()):
         return None
     return max((pulse.began for pulse in pulses.values()), default=None)
@@ -133,21 +50,20 @@ def all_wait_since(pulses: Mapping[str, Pulse], *, complete: bool) -> float | No
 
 @dataclass
 class Stall:
-    """A time without training, and whether it is the end.
+    """A time without training, and the rule for the end of the run.
 
-    An environment may be so slow that a batch takes minutes. So time alone ends no run: workers must have died
-    meanwhile, and it must be much longer than it ever took before; or all of them wait, which only a lost message can
-    explain.
+    An environment may be so slow that a batch takes minutes, so time alone ends no run. Either workers died meanwhile
+    and the stall is much longer than any before, or all workers wait, because a message was lost.
 
     Attributes:
-        patience_seconds: nothing is the end before.
-        progress: of the run, any number that grows.
-        since: when it last grew.
-        longest: time that it ever took to grow.
-        deaths: since then.
+        patience_seconds: shortest stall that ends a run.
+        progress: progress of the run, a number that grows.
+        since: monotonic time of the last growth.
+        longest: longest time between two growths.
+        deaths: number of deaths since the last growth.
     """
 
-    patience_seconds: float = 60.0
+    patience_seconds: float = PATIENCE_SECONDS
     progress: int = -1
     since: float = 0.0
     longest: float = 0.0
@@ -155,25 +71,25 @@ class Stall:
     _said: float = field(default=0.0, repr=False)
 
     def note(self, now: float, progress: int) -> None:
-        """Look at the progress now."""
+        """Compare the progress at monotonic time `now` with the last."""
         if progress != self.progress:
             if self.progress > 0:
                 self.longest = max(self.longest, now - self.since)
             self.progress, self.since, self.deaths, self._said = progress, now, 0, now
 
     def hopeless(self, now: float, all_wait_since: float | None) -> bool:
-        """Return whether the run shall end.
+        """Return whether the run should end.
 
         Args:
             now: monotonic seconds.
-            all_wait_since: when the last worker began to wait; None while one works or is started.
+            all_wait_since: time since which all workers wait; None while a worker works or starts.
         """
         limit = max(self.patience_seconds, 3 * self.longest)
         waited = 0.0 if all_wait_since is None else now - max(self.since, all_wait_since)
         return waited >= self.patience_seconds or (self.deaths >= MAX_FAULTS and now - self.since >= limit)
 
     def worth_saying(self, now: float, every_seconds: float) -> bool:
-        """Return whether it is time for a line about it: later and later."""
+        """Return whether a log line about the stall is due; intervals grow."""
         if now - self._said < max(every_seconds, 2 * self.longest, self._said - self.since):
             return False
         self._said = now
@@ -181,12 +97,12 @@ class Stall:
 
 
 class StallWatch:
-    """Looks at a run from time to time.
+    """Checks a run for stalls.
 
     Args:
-        progress: what has been done, and who owes what.
-        grows: the number that must grow.
-        patience_seconds: how long it may stay before that is the end.
+        progress: progress of the run.
+        grows: function that returns the growing number.
+        patience_seconds: shortest stall that ends a run.
     """
 
     def __init__(
@@ -198,10 +114,10 @@ class StallWatch:
         self._deaths = 0
 
     def look(self, supervisor: Supervisor, now: float) -> None:
-        """Log which process waits for which if nothing has been trained for a while.
+        """Log the waiting processes if nothing has been trained for a while.
 
         Raises:
-            WorkerError: there is no hope that anything will be trained any more.
+            WorkerError: training will not continue.
         """
         if now < self._due:
             return
@@ -213,13 +129,12 @@ class StallWatch:
             return
         pulses = supervisor.pulses()
         nothing = f"nothing trained for {now - self.stall.since:.0f} s"
-        if self.stall.hopeless(now, all_wait_since(pulses, complete=not supervisor.due)):
-            last = supervisor.last_death
-            line = who_waits(pulses, self._owed(pulses), supervisor.due, now)
-            summary = f"{nothing}: {last.cause if last else line}"
-            raise WorkerError(summary, last.exit_code if last else 1, last.traceback if last else "")
-        if self.stall.worth_saying(now, SAY_AFTER_SECONDS):
-            log.info("%s: %s", nothing, who_waits(pulses, self._owed(pulses), supervisor.due, now))
-
-    def _owed(self, pulses: Mapping[str, Pulse]) -> dict[str, str]:
-        return {name: self.progress.owes(name) for name in pulses}
+        hopeless = self.stall.hopeless(now, all_wait_since(pulses, complete=not supervisor.due))
+        if hopeless and (last := supervisor.last_death):
+            raise WorkerError(f"{nothing}: {last.cause}", last.exit_code, last.traceback)
+        if hopeless or self.stall.worth_saying(now, SAY_AFTER_SECONDS):
+            owed = {name: self.progress.owes(name) for name in pulses}
+            line = f"{nothing}: {who_waits(pulses, owed, supervisor.due, now)}"
+            if hopeless:
+                raise WorkerError(line)
+            log.info("%s", line)

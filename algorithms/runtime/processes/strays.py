@@ -1,6 +1,6 @@
-"""Strays of environments, left to themselves: processes in sessions of their own, and names in /dev/shm.
+"""Strays of environments: processes that left their process group, and names in /dev/shm.
 
-Knows no other module of ours, as the janitor, which is a script, uses it.
+The module imports no module of appo, because the janitor, a script, imports it.
 """
 
 import contextlib
@@ -9,25 +9,24 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 MARK = "APPO_STARTED_BY"
-"""Environment variable of actors, which what they start inherits: main, by `mark_of`, and the actor's own number."""
+"""Environment variable of actors, inherited by child processes: main (`mark_of`), then the pid of the actor."""
 
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (where others leave theirs, not we ours)
 OF_GAMES = re.compile("ViZDoom")
-"""Begin of names that are known to be a game's, whoever has seen it live."""
+"""Prefix of names in /dev/shm that always belong to a game."""
 
-UNMAPPED_SECONDS = 2.0  # more than a game needs from making a name to mapping it
-SWEEP_AGE_SECONDS = 10.0  # of a game's name that nobody has mapped, before it counts as left behind
-LONGEST_PAUSE_LOOKS = 256  # between two looks at who has mapped a name
-MOST_ROUNDS, ROUND_SECONDS = 20, 0.05  # of killing: what is killed may have started something meanwhile
-SPARED = b"resource_tracker"  # multiprocessing's, which ends by itself when it has cleaned up
+UNMAPPED_SECONDS = 2.0  # longer than a game needs from creating a name to mapping the file
+SWEEP_AGE_SECONDS = 10.0  # age of an unmapped name of a game before removal
+LONGEST_PAUSE_LOOKS = 256  # between two searches for the owner of a name
+MOST_ROUNDS, ROUND_SECONDS = 20, 0.05  # of killing: a process may start children before it is killed
+SPARED = b"resource_tracker"  # of multiprocessing, which ends by itself after cleaning up
 
 
 class Process(NamedTuple):
-    """A living process, as /proc/PID/stat has it. The time of its start tells it from later ones of its number."""
+    """A living process, from /proc/PID/stat; the time of the start distinguishes processes with equal pids."""
 
     pid: int
     parent: int
@@ -37,7 +36,7 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """Return all living processes by their numbers."""
+    """Return all living processes by pid."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and (one := process_of(int(entry.name))):
@@ -46,19 +45,21 @@ def processes() -> dict[int, Process]:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return a process; None if it has ended, a zombie included."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if words[0] in b"ZX":
+    """Return a process; None for a zombie or after the end."""
+    words = _read(pid, "stat").rpartition(b")")[2].split()
+    if not words or words[0] in b"ZX":
         return None
     return Process(pid, int(words[1]), int(words[2]), int(words[3]), int(words[19]))
 
 
+def _read(pid: int, name: str) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:  # ended, or of another user
+        return file.read()
+    return b""
+
+
 def mark_of(pid: int) -> str:
-    """Return the first part of a `MARK`: a process by its number and the time of its start."""
+    """Return the first part of a `MARK`: pid and start of a process."""
     one = process_of(pid)
     return f"{pid}-{one.started if one else 0}"
 
@@ -66,28 +67,29 @@ def mark_of(pid: int) -> str:
 class Strays:
     """Processes that descend from leaders of groups and have left their groups.
 
-    While their parents live they are found by them, and remembered for later. What an actor that dies leaves behind
-    goes to the fork server, see `prctl.adopt_orphans`; what no look has seen is known by its `MARK`.
+    Strays are found by their parents while the parents live. The fork server adopts the children of a dead actor
+    (`prctl.adopt_orphans`). A stray that no look found has the `MARK`.
 
     Args:
-        main: process of the run, which may be dead already.
-        mark: of it, see `mark_of`.
-        owns_main: what main itself has started is to go as well in the end: it is no program of the user's.
+        main: pid of main, which may be dead already.
+        mark: first part of the `MARK` of main's actors.
+        owns_main: whether all children of main belong to the run; False in a user's program.
 
     Attributes:
-        leaders: processes that lead groups, and that main has not ended yet.
+        leaders: pids of leaders of groups that main has not ended yet.
     """
 
     def __init__(self, main: int, mark: str, *, owns_main: bool = False) -> None:
         self.main, self.mark = main, mark
         self.leaders: set[int] = set()
-        self._led: set[int] = set()  # leaders of before too
+        self._led: set[int] = set()  # leaders, with ended ones
         self._roots = [main] if owns_main else []
-        self._known: dict[int, tuple[int, int]] = {}  # when it was started, and the leader it descends from; 0: of any
+        self._known: dict[int, tuple[int, int]] = {}  # pid -> start, and leader among the ancestors; 0: unknown
         self._server: Process | None = None
+        self._adopts = False  # whether the server started a leader of the run; the user may use the server as well
 
     def look(self, table: dict[int, Process]) -> set[int]:
-        """Remember the strays now; return the numbers of all processes that environments started, and of actors."""
+        """Record new strays; return the pids of actors and of all processes started by environments."""
         self._led |= self.leaders
         self._known = {pid: known for pid, known in self._known.items() if _is_same(table.get(pid), known[0])}
         children: dict[int, list[Process]] = {}
@@ -101,7 +103,7 @@ class Strays:
             self._descend(children, root, leader, below)
         below |= dict.fromkeys(roots.keys() - self.leaders - self._known.keys() - set(self._roots), 0)
         for pid, leader in below.items():
-            if table[pid].group not in self.leaders and not _is_spared(pid):
+            if table[pid].group not in self.leaders and SPARED not in _read(pid, "cmdline"):
                 self._known.setdefault(pid, (table[pid].started, leader))
         return {*below, *self._known, *(one.pid for one in table.values() if one.group in self.leaders)}
 
@@ -114,7 +116,7 @@ class Strays:
                     waiting.append(child.pid)
 
     def _orphans(self, table: dict[int, Process], children: dict[int, list[Process]]) -> Iterator[int]:
-        """Yield children of the fork server in other sessions than its own: orphans of actors, which are ours."""
+        """Yield children of the fork server in a foreign session: orphans of actors."""
         server = self._server
         if server is None or not _is_same(table.get(server.pid), server.started):
             server = self._server = next(filter(_is_fork_server, children.get(self.main, ())), None)
@@ -124,22 +126,21 @@ class Strays:
             if child.session != table[child.parent].session:
                 yield child.pid
 
-    _adopts = False  # whether a leader of ours was started by the fork server, which others may use as well
-
     def of(self, leaders: set[int] | None) -> set[int]:
-        """Return the numbers of known or marked strays of leaders; None: of all leaders there have been."""
+        """Return the pids of known or marked strays of leaders; None: of all leaders so far."""
         table = processes()
         self.look(table)
         found = {pid for pid, (_, leader) in self._known.items() if leaders is None or leader in leaders}
         marks = {f"{MARK}={self.mark}:{leader}".encode() for leader in (self._led if leaders is None else leaders)}
-        return found | {pid for pid in table.keys() - self.leaders if not marks.isdisjoint(_environment_of(pid))}
+        others = table.keys() - self.leaders
+        return found | {pid for pid in others if not marks.isdisjoint(_read(pid, "environ").split(b"\0"))}
 
     def kill(self, leaders: set[int] | None = None) -> None:
-        """End all strays of leaders, or of any, and the processes that these start meanwhile."""
+        """Kill all strays of leaders (None: of all), until no new stray appears."""
         for _ in range(MOST_ROUNDS):
             if not (found := self.of(leaders) - {os.getpid()}):
                 return
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody starts others while they are killed one by one
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process starts no children
                 for pid in found:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
@@ -150,44 +151,28 @@ def _is_same(one: Process | None, started: int) -> bool:
     return one is not None and one.started == started
 
 
-def _environment_of(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # ended, or another user's
-        return file.read().split(b"\0")
-    return []
-
-
-def _command_of(pid: int) -> bytes:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
-    return b""
-
-
-def _is_spared(pid: int) -> bool:
-    return SPARED in _command_of(pid)
-
-
 def _is_fork_server(one: Process) -> bool:
-    return b"multiprocessing.forkserver" in _command_of(one.pid)
+    return b"multiprocessing.forkserver" in _read(one.pid, "cmdline")
 
 
 class SharedMemory:
-    """Names in /dev/shm that games have made: noted while they live, removed when nobody has them any more.
+    """Names in /dev/shm created by games: recorded while games live, removed after the death of all owners.
 
     Args:
-        since: time (seconds since 1970); older names are not a run's own.
+        since: start of the run (seconds since 1970); older names belong to no game of the run.
     """
 
     def __init__(self, since: float) -> None:
         self.since = since
-        self._owners: dict[str, tuple[int, dict[int, int]]] = {}  # inode; numbers and starts of those who had it
-        self._turns: dict[tuple[str, int], tuple[int, int]] = {}  # looks that are left out, and how many after that
+        self._owners: dict[str, tuple[int, dict[int, int]]] = {}  # name -> inode; pids and starts of owners
+        self._turns: dict[tuple[str, int], tuple[int, int]] = {}  # name, inode -> looks left to skip, and next number
 
     def look(self, table: dict[int, Process], ours: set[int]) -> None:
-        """Note the owners of new names, and remove names whose owners have all died.
+        """Record the owners of new names, and remove names whose owners have all died.
 
         Args:
-            table: of living processes.
-            ours: numbers of those that belong to a run.
+            table: living processes by pid.
+            ours: pids of processes of the run.
         """
         names = dict(_names())
         self._owners = {n: known for n, known in self._owners.items() if n in names and names[n][0] == known[0]}
@@ -196,12 +181,16 @@ class SharedMemory:
         for pid in ours & table.keys() if new else ():
             for name in new & mapped_by(pid):
                 self._owners.setdefault(name, (names[name][0], {}))[1][pid] = table[pid].started
-        self.remove(name for name, (_, owners) in list(self._owners.items()) if not _any_lives(owners, table))
+        self.remove(
+            name
+            for name, (_, owners) in list(self._owners.items())
+            if not any(_is_same(table.get(pid), started) for pid, started in owners.items())
+        )
         old = time.time() - SWEEP_AGE_SECONDS
         self.remove(n for n in new - self._owners.keys() if OF_GAMES.match(n) and names[n][1] < old)
 
     def _is_due(self, name: str, inode: int, at: float) -> bool:
-        """Return whether to look for the owner of a name: at once, and more and more seldom while it is unknown."""
+        """Return whether to search for the owner of a name: at once, then at growing intervals while unknown."""
         if name in self._owners or (at < self.since and not OF_GAMES.match(name)):
             return False
         left, pause = self._turns.get((name, inode), (0, 1))
@@ -209,7 +198,7 @@ class SharedMemory:
         return left == 0
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove those of the names that no process has mapped, and forget the owners of the others."""
+        """Remove the names that no process has mapped, and delete the records of owners."""
         if left := set(names):
             for name in left:
                 self._owners.pop(name, None)
@@ -220,19 +209,15 @@ class SharedMemory:
                 os.unlink(SHARED_MEMORY + name)
 
     def remove_orphaned(self) -> None:
-        """Remove noted names that no process has any more, and names of this time that games have left unseen."""
+        """Remove unmapped names with recorded owners, and unmapped names of games created during the run."""
         begin, end = self.since, time.time() - UNMAPPED_SECONDS
         self.remove(
             [*self._owners, *(name for name, (_, at) in _names() if OF_GAMES.match(name) and begin <= at < end)]
         )
 
 
-def _any_lives(owners: dict[int, int], table: dict[int, Process]) -> bool:
-    return any(_is_same(table.get(pid), started) for pid, started in owners.items())
-
-
 def _names() -> Iterator[tuple[str, tuple[int, float]]]:
-    """Yield names of files of ours in /dev/shm, with their inodes and the times of their last change."""
+    """Yield the names of the user's files in /dev/shm, with inodes and times of the last change."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(SHARED_MEMORY):
             with contextlib.suppress(OSError):
@@ -242,10 +227,7 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 
 
 def mapped_by(pid: int) -> set[str]:
-    """Return names in /dev/shm that a process has mapped."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:  # it has ended, or is another user's
-        return set()
+    """Return the names in /dev/shm that a process has mapped."""
+    lines = _read(pid, "maps").decode(errors="replace").splitlines()
     paths = (line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line and "(deleted)" not in line)
     return {path.removeprefix(SHARED_MEMORY) for path in paths}

@@ -1,4 +1,4 @@
-"""The processes of a run as main sees them: started, listened to, started again when they end, and ended."""
+"""The supervisor of a run's processes in main: start, messages, restarts and end."""
 
 import logging
 import multiprocessing
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 JOIN_SECONDS = 1.0
 EXIT_CODE_SECONDS = 0.5
 PAUSE_SECONDS = 1.0
-LOOK_SECONDS = 3.0  # for a log, on a disk that may not answer
+LOOK_SECONDS = 3.0  # to read a log; a disk may hang
 
 
 class WorkerError(AppoError):
-    """An error of a worker process that failed or died; `traceback` is its own, if it could still send it."""
+    """The failure or death of a worker process that ends the run; with its traceback if one was sent."""
 
     def __init__(self, summary: str, exit_code: int = 1, traceback: str = "") -> None:
         super().__init__(summary)
@@ -68,12 +68,15 @@ class WorkerError(AppoError):
 
 @dataclass
 class Seat:
-    """A seat for one process of the run; a process that is started again in it gets the next generation.
+    """A process of the run and its seat; a restart gets the next generation.
 
     Attributes:
-        postbox: for messages to it and from it.
-        started: monotonic seconds.
-        work_before: what had been done in this seat when the process was ready; None until then.
+        plan: settings of the process.
+        process: the process.
+        postbox: messages to and from the process.
+        heartbeat: heartbeat of the process.
+        started: time of the start, monotonic seconds.
+        work_before: units of work of earlier processes in the seat; None until the process is ready.
     """
 
     plan: ProcessPlan
@@ -84,7 +87,7 @@ class Seat:
     work_before: int | None = None
 
     def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
-        """Return how the process has ended, by its own words or those of the kernel; None if it has not."""
+        """Return the death of the process, from its messages or the exit code; None while alive."""
         name = self.plan.name
         for message in heard:
             if isinstance(message, WorkerFailed):
@@ -103,12 +106,12 @@ class Seat:
         return Death(cause, not from_outside, traceback=report, collateral=code == LOST, ending=ending)
 
     def end(self, janitor: Janitor) -> None:
-        """End the process and all that its environments have started."""
+        """Kill the process and all processes that its environments started."""
         self.process.kill()
         self.bury(janitor, time.monotonic() + JOIN_SECONDS)
 
     def bury(self, janitor: Janitor, deadline: float) -> None:
-        """Clean up after a process that has been killed or has ended."""
+        """Clean up after a process that was killed or ended."""
         self.process.join(max(0.0, deadline - time.monotonic()))
         self.postbox.pipe.close()
         if self.plan.runs_environments:
@@ -117,21 +120,22 @@ class Seat:
 
 
 class Supervisor:
-    """Starts processes, passes messages between them and main, starts them again, and ends them.
+    """Starts, restarts and ends processes, and passes messages between processes and main.
 
     Args:
         links: doorbells and queues of all processes.
-        janitor: told which process groups there are.
-        limits: when a process counts as hanging, and what follows.
-        launch: starts the process of that name and generation through `start`.
-        work_of: units of work done so far in the seat of that name.
-        recorder: told of the end of every process, before anybody takes its seat.
+        janitor: janitor, which receives all process groups.
+        limits: limits of a process's activities.
+        launch: function that starts the process of a name and generation through `start`.
+        work_of: function from a name to the units of work done in the seat.
+        recorder: recorder of crashes, called after every death and before the restart.
 
     Attributes:
-        begun: whether all processes have been ready; what fails before ends the run, unless it is an actor whose
-            environments can be made again.
-        due: when seats are taken again that are empty now, monotonic seconds.
-        deaths: so far, of those who have not retired; the latest one is `last_death`.
+        seats: living processes by name.
+        begun: whether all processes were ready once; an earlier failure ends the run, except a few of actors.
+        due: monotonic times of the restarts of empty seats.
+        deaths: number of deaths so far, without retirements.
+        last_death: latest death.
     """
 
     def __init__(
@@ -150,12 +154,12 @@ class Supervisor:
         self.due: dict[str, float] = {}
         self.last_death: Death | None = None
         self._generations: dict[str, int] = {}
-        self._gone: dict[str, Death] = {}  # how the last one in each seat ended
+        self._gone: dict[str, Death] = {}  # latest death in each seat
         self._histories: dict[str, SeatHistory] = {}
         self._resumed = self._polled = time.monotonic()
 
     def start(self, context: ForkServerContext | SpawnContext, plan: ProcessPlan, build: Build) -> None:
-        """Start a process; from the main thread only, as the parent-death signal follows the starting thread."""
+        """Start a process, from the main thread only: the end of the starting thread would kill the process."""
         ours, theirs = context.Pipe(duplex=True)
         process = context.Process(target=run_process, args=(plan, theirs, build), name=plan.name, daemon=False)
         heartbeat = Heartbeat(plan.arena, plan.row)
@@ -170,13 +174,13 @@ class Supervisor:
         self.seats[plan.name] = Seat(plan, process, postbox, heartbeat, time.monotonic())
 
     def begin(self) -> None:
-        """Let all processes work, as they are ready. A process that ends from now on is replaced."""
+        """Send `Begin` to all processes, after the last is ready. A process that ends later is replaced."""
         for name in self.seats:
             self.send(name, Begin())
         self.begun = True
 
     def poll(self, timeout_seconds: float) -> list[tuple[str, Message]]:
-        """Return messages that have arrived from workers, after waiting for at most this long.
+        """Return the messages of workers with the names of processes, after waiting at most `timeout_seconds`.
 
         Raises:
             WorkerError: a worker failed, died or hangs, and is not replaced.
@@ -184,7 +188,7 @@ class Supervisor:
         messages: list[tuple[str, Message]] = list(self._replace_dead())
         seats = list(self.seats.values())
         waiting = [w for p in seats for w in (p.postbox.pipe, p.process.sentinel)]
-        # No longer than until the next seat is taken again.
+        # Until the next restart at most.
         patience = max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
         ready = set(multiprocessing.connection.wait(waiting, patience))
         self._note_pause(timeout_seconds)
@@ -197,22 +201,22 @@ class Supervisor:
                 seat.work_before = self._work_of(seat.plan.name)
                 if self.begun:
                     self.send(seat.plan.name, Begin())
-            gone = self.seats.get(seat.plan.name) is not seat  # with the other end of a queue
+            gone = self.seats.get(seat.plan.name) is not seat  # killed with the peer of a queue
             if not gone and (death := self._death(seat, heard, ended=seat.process.sentinel in ready)):
                 self._lose(seat, death)
         return messages
 
     def send(self, name: str, message: Message) -> None:
-        """Leave a message for a process and wake it; one that is gone is noticed by `poll`."""
+        """Send a message to a process and ring; a message to a dead process is dropped."""
         if name in self.seats:
             self.seats[name].postbox.post(message)
 
     def pulses(self) -> dict[str, Pulse]:
-        """Return the heartbeats of all living processes; all stood still while the machine or the run was paused."""
+        """Return the heartbeats of all living processes, without pauses of the machine or of main."""
         return {name: seat.heartbeat.read().not_before(self._resumed) for name, seat in self.seats.items()}
 
     def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
-        """Ask processes to stop; yield their last messages until all have ended or monotonic `deadline` has passed."""
+        """Send `Stop` to processes; yield the last messages until all have ended or until monotonic `deadline`."""
         for name in names:
             self.send(name, Stop())
         running = dict.fromkeys(names)
@@ -224,11 +228,11 @@ class Supervisor:
                 seat.postbox.flush()
                 for message in seat.postbox.take():
                     yield name, message
-                if seat.process.sentinel in ready:  # since before that was read
+                if seat.process.sentinel in ready:  # ended before the messages were read
                     del running[name]
 
     def kill_all(self) -> None:
-        """End all processes that still run, those of environments included, and forget all."""
+        """Kill all remaining processes, with the processes of environments."""
         self.due.clear()
         for seat in self.seats.values():
             if seat.process.is_alive():
@@ -241,7 +245,7 @@ class Supervisor:
         self.seats.clear()
 
     def _death(self, seat: Seat, heard: list[Message], *, ended: bool) -> Death | None:
-        """Return how a process has ended or will have to; None while all is well."""
+        """Return the death of a process, also of a hung process that must be killed; None for a healthy process."""
         if death := seat.failure(heard, ended=ended):
             return death
         pulse, now = seat.heartbeat.read().not_before(self._resumed), time.monotonic()
@@ -251,12 +255,12 @@ class Supervisor:
         hang = self.limits.hang(seat.plan.name, pulse, now, is_actor=seat.plan.runs_environments)
         if hang is None:
             return None
-        self._recorder.look(seat.plan.name)  # what it was doing; asking for its stacks interrupts it
+        self._recorder.look(seat.plan.name)  # before the request for stacks interrupts the process
         look = partial(stack_of, seat.process, seat.plan.log_path)
         return replace(hang, traceback=within(LOOK_SECONDS, look, ""))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
-        """Give both ends of a queue a new one, as a process has died in the old one and holds its mutex for ever."""
+        """Replace a queue whose mutex a dead process holds; kill both ends, and return the death of `seat`."""
         worker = seat.plan.workers[0]
         actor, policy = (worker.index, peer) if worker.role == ACTOR.name else (peer, worker.index)
         other = _other_end(seat, peer)
@@ -268,10 +272,10 @@ class Supervisor:
         return Death(f"{seat.plan.name}: {blocked.format(other)}", own_fault=False)
 
     def _lose(self, seat: Seat, death: Death) -> None:
-        """End the rest of a process, and have its seat taken again after a while.
+        """Clean up after the death of a process, and plan the restart.
 
         Raises:
-            WorkerError: it is given up.
+            WorkerError: the seat is given up.
         """
         name, now = seat.plan.name, time.monotonic()
         seat.end(self.janitor)
@@ -292,7 +296,7 @@ class Supervisor:
             delay = history.delay_at_start(death)
         else:
             delay = history.delay(death, worked=worked, lived_seconds=lived_seconds) if self.begun else None
-            if delay is None and self.begun and name == WRITER.name:  # it stands beside training, which goes on
+            if delay is None and self.begun and name == WRITER.name:  # training continues without the writer
                 delay = SETTLED_SECONDS
         if delay is None or not self.limits.restart:
             raise WorkerError(death.cause, death.exit_code, death.traceback)
@@ -302,26 +306,25 @@ class Supervisor:
         self.due[name] = time.monotonic() + delay
 
     def _replace_dead(self) -> Iterator[tuple[str, Message]]:
-        """Start the processes that are due."""
         now = time.monotonic()
         for name in [name for name, due in self.due.items() if due <= now]:
             del self.due[name]
             generation = self._generations[name] + 1
             try:
                 self._launch(name, generation)
-            except (OSError, EOFError) as error:  # the fork server has just died; the next attempt starts another one
+            except (OSError, EOFError) as error:  # the fork server died; the next attempt starts a new server
                 cause = f"{name} could not be started: {error or type(error).__name__}"
                 self.deaths += 1
                 self._plan_restart(name, Death(cause, False, collateral=True), worked=False, lived_seconds=0.0)
                 continue
             death = self._gone[name]
             yield name, WorkerRestarted(name, generation, death.cause, death.retired)
-            # Whoever was about to wake another one has perhaps left a message and not rung.
+            # The dead process may have left a message without ringing.
             for bell in self.links.bells.values():
                 bell.ring()
 
     def _note_pause(self, timeout_seconds: float) -> None:
-        """Let nobody hang after a while in which main itself has not run (a laptop sleeps, the run is stopped)."""
+        """Restart all times after a pause of main (a sleeping laptop, a stopped run)."""
         now = time.monotonic()
         if now - self._polled > timeout_seconds + PAUSE_SECONDS:
             self._resumed = now
@@ -329,21 +332,15 @@ class Supervisor:
 
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
-    """Return whether a process has been in its queue to a peer for that long because another has died in there.
-
-    On a machine with too few cores whoever holds the mutex may be alive and kept from running, for a while.
-
-    Args:
-        ends: both processes; None: there is none now.
-        seconds: how long.
-    """
+    """Return whether a process died with the mutex of a queue locked, by the processes and seconds in the queue."""
+    # With too few cores the owner of the mutex may be alive and wait for a core, for a while.
     if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
         return seconds > QUEUE_SECONDS
     return all(sleeps(end.process.pid or 0) for end in ends if end)
 
 
 def _other_end(seat: Seat, peer: int) -> str:
-    """Return the process at the other end of the queue to that peer: queues join actors and learners."""
+    """Return the process at the far end of the queue to a peer: a queue connects an actor and a learner."""
     return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
 
 
