@@ -266,8 +266,8 @@ class OfflineAPEX(APEX):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of single steps, which reads in the process of the learner."""
-        from appo.algorithms.runtime.learning.batches import ReadBatches
-        from appo.algorithms.runtime.memory.slots import LearnerLedger
+        from appo.algorithms.runtime.learning.read_batches import ReadBatches
+        from appo.algorithms.runtime.memory.ownership import LearnerLedger
 
         flags, read = context.flags, read_transitions(context, trajectories)
         ledger = LearnerLedger(trajectories, context.policy)
