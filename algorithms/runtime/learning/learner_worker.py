@@ -19,7 +19,7 @@ from appo.algorithms.runtime.devices import Device, Event, device_of
 from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
 from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
@@ -82,6 +82,11 @@ class Learner(Protocol):
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state."""
+        ...
+
+    @property
+    def layout(self) -> StateLayout:
+        """Return names, sizes and types of the vectors of `state`, and the numbers of a new learner."""
         ...
 
 
