@@ -20,7 +20,7 @@ from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered
 from appo.algorithms.runtime.learning.publisher import Publisher
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
@@ -84,6 +84,11 @@ class Learner(Protocol):
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state."""
+        ...
+
+    @property
+    def layout(self) -> StateLayout:
+        """Return names, sizes and types of the vectors of `state`, and the numbers of a new learner."""
         ...
 
 
