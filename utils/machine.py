@@ -27,7 +27,6 @@ THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
 )
 
 # malloc.h of glibc
@@ -50,9 +49,7 @@ _PROC = Path("/proc")
 
 def allowed_cores() -> tuple[int, ...]:
     """The numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def available_cores() -> int:
@@ -254,7 +251,7 @@ def family_memory_bytes() -> tuple[int, int] | None:
     this = psutil().Process()
     sizes = []
     for process in (this, *this.children(recursive=True)):
-        with contextlib.suppress(psutil().Error, OSError, AttributeError):  # ended, not ours, another system
+        with contextlib.suppress(psutil().Error, OSError, AttributeError):  # ended, not ours, no smaps
             sizes.append(process.memory_full_info().pss)
     return (sizes[0], sum(sizes)) if sizes else None
 
@@ -320,9 +317,9 @@ def set_niceness(increment: int, *, group: bool = False) -> int:
 
 
 def pin_to(cores: frozenset[int]) -> bool:
-    """Keep this process on these cores; False where nothing was changed (no cores, not allowed, not possible)."""
+    """Keep this process on these cores; False where nothing was changed (no cores, not allowed)."""
     usable = cores & set(allowed_cores())
-    if not usable or not hasattr(os, "sched_setaffinity"):
+    if not usable:
         return False
     try:
         os.sched_setaffinity(0, usable)
@@ -348,7 +345,7 @@ def affinity_plan(num_workers: int, cores: Sequence[int]) -> list[frozenset[int]
 
 
 def allocator_settings() -> bool:
-    """Keep freed memory in the process instead of giving it back to the kernel; False off glibc.
+    """Keep freed memory in the process instead of giving it back to the kernel; False without glibc.
 
     By default glibc maps and unmaps every large tensor, so that each update faults its memory in again: a NatureCNN
     update in fp32 took 958 us/sample before and 690 after. Costs memory that stays with the process. torch's huge pages
@@ -459,7 +456,7 @@ def _spent() -> tuple[float, float, float]:
     """Seconds of the clock, those in which our cores were busy, and CPU time of this program; 0 what is not told."""
     busy = own = 0.0
     this = psutil().Process()
-    with contextlib.suppress(psutil().Error, OSError, AttributeError):  # of a system that keeps it to itself
+    with contextlib.suppress(psutil().Error, OSError):  # a container without /proc/stat
         each = psutil().cpu_times(percpu=True)
         cores = [each[core] for core in allowed_cores() if core < len(each)]
         for process in (this, *this.children(recursive=True)):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import append_to_own, is_named, names_in_own, open_own, remove_own, replace_own
-from appo.utils.tensorboard import Thinning, _plain
+from appo.utils.thinning import Thinning
 from appo.utils.values import is_number
 
 log = logging.getLogger(__name__)
@@ -270,6 +270,13 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON has it: numpy and torch scalars as numbers, a number that is not finite as null."""
+    item = getattr(value, "item", None)
+    plain: object = item() if callable(item) else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
 def _end_last_line(descriptor: int) -> None:

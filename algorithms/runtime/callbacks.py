@@ -18,7 +18,7 @@ from appo.utils.user_modules import find_function
 from appo.utils.values import nearest
 
 if TYPE_CHECKING:
-    from appo.utils.tensorboard import EventWriter
+    from appo.utils.tensorboard.writer import EventWriter
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, Re
 from appo.utils.hashed_files import Content
 from appo.utils.metrics import MetricsLog
 from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
-from appo.utils.tensorboard import EventWriter
+from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.run.config import ACTION_FLAGS
 from appo.algorithms.run.trust import marked
 from appo.utils import checkpoint_files

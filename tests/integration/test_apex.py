@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.population.lineage import read_events
 from appo.algorithms.runtime.learning import learner_worker
 from appo.algorithms.runtime.sampling import episodes

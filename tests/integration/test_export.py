@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.apex.policy import EpsilonGreedyPolicy
 from appo.algorithms.models.build import new_model
 from appo.algorithms.models.flat_module import FlatModule

@@ -16,7 +16,8 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.tools.flags import HubConfig
 from appo.algorithms.tools.hub import ALLOWED, make_bundle, names_in
 from appo.utils.errors import CheckpointError, ResourceError, UsageError

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.tracking import HEAD, TRACKERS, Tracker
 from tests.integration.runs import Command, run_command
 from tests.unit.runtime.monitor.test_tracking import FakeJanitor

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from appo.algorithms import cli, load_policy
+from appo import load_policy
+from appo.algorithms import cli
 from appo.algorithms.datasets.reader import open_dataset
 from appo.envs.spaces import ActionForm
 from tests.integration.balancing import STEPS

@@ -133,7 +133,7 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
         "appo.algorithms.runtime.monitor.overview",
-        "appo.utils.tensorboard",  # TensorBoard's events
+        "appo.utils.tensorboard.writer",  # TensorBoard's events
     }
 
 

@@ -73,7 +73,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
     "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
     "appo.utils.lock": ({JSON}, "the lock, bounded"),
-    "appo.utils.tensorboard": ({NAMES}, "in a folder that is open"),
+    "appo.utils.tensorboard.event_files": ({NAMES}, "in a folder that is open"),
     "appo.algorithms.run.folder": ({JSON, NAMES}, "finds runs; looks whether there is something"),
     "appo.algorithms.run.trust": ({FILE}, "the key of the user"),
     "appo.algorithms.run.code": ({FILE, JSON, NAMES}, "the user's code, bounded; in a run whether there is something"),

@@ -31,7 +31,7 @@ from appo.utils.logging import recent_warnings
 from appo.utils.machine import Usage, core_time
 from appo.utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
 from appo.utils.run_folder import RunFolder
-from appo.utils.tensorboard import EventWriter
+from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.windows import RateMeter
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from appo.algorithms.runtime.config import LoggingConfig
 from appo.algorithms.runtime.messages import EpisodesDone, LearnerReport
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.utils.metrics import read_metrics
-from appo.utils.tensorboard import EventWriter
+from appo.utils.tensorboard.writer import EventWriter
 from tests.unit.runtime.groups import PairEnv, Played
 from tests.unit.utils.test_metrics import events
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from appo.utils.tensorboard import BUCKETS, EventWriter, histogram_of, image_of
+from appo.utils.tensorboard.summaries import BUCKETS, histogram_of, image_of
+from appo.utils.tensorboard.writer import EventWriter
 from tests.unit.utils.test_metrics import events
 
 

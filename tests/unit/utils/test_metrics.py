@@ -13,7 +13,8 @@ import pytest
 
 from appo.utils import failpoints, metrics
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
-from appo.utils.tensorboard import DIFFERS, EventWriter
+from appo.utils.tensorboard.summaries import DIFFERS
+from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.windows import RateMeter, RunningStatistic, Window
 
 ROOT = Path(__file__).parents[3]
@@ -273,7 +274,7 @@ def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
 
 
 def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr("appo.utils.tensorboard._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("appo.utils.tensorboard.writer._RETRY_SECONDS", 0.01)
     writer = EventWriter(tmp_path, purge_step=3)
     deadline = time.monotonic() + 30
     for step in range(5):
@@ -294,9 +295,9 @@ def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_p
 FULL_DISK_FOR_EVENTS = """
 import resource, sys, time
 from pathlib import Path
-import appo.utils.tensorboard
-appo.utils.tensorboard._RETRY_SECONDS = 0.02
-writer = appo.utils.tensorboard.EventWriter(Path(sys.argv[1]), capacity=100)
+from appo.utils.tensorboard import writer as module
+module._RETRY_SECONDS = 0.02
+writer = module.EventWriter(Path(sys.argv[1]), capacity=100)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 slowest = 0.0
 for step in range(20_000):
@@ -325,19 +326,22 @@ def test_a_full_disk_neither_blocks_nor_kills_and_writing_goes_on_when_there_is_
     assert rest == ["True", "True", "True"]
 
 
-def test_the_writer_loads_no_torch_and_leaves_tensorboardx_to_be_imported_by_others():
+def test_the_writer_loads_no_torch_and_leaves_tensorboardx_to_be_imported_by_others(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from appo.utils.tensorboard import EventWriter
-EventWriter(Path(sys.argv[1])).close()
+from appo.utils.tensorboard.writer import EventWriter
+writer = EventWriter(Path(sys.argv[1]))
+writer.describe({"gamma": 0.9})
+writer.close()
+assert writer.written == 1
 assert "torch" not in sys.modules and "tensorboardX" not in sys.modules
 sys.modules["torch"] = None  # an import that fails, as on a machine without it; and quick
 from tensorboardX import SummaryWriter
 EventWriter(Path(sys.argv[1])).close()
 print(SummaryWriter.__name__)
 """
-    assert run_python(script, "/nonexistent").strip() == "SummaryWriter"
+    assert run_python(script, str(tmp_path)).strip() == "SummaryWriter"
 
 
 # --- windows

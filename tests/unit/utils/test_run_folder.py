@@ -32,7 +32,7 @@ from appo.utils.run_folder import (
     root_of,
     write_json_atomic,
 )
-from appo.utils.tensorboard import EventWriter
+from appo.utils.tensorboard.writer import EventWriter
 from tests import structure
 from tests.structure import name_of
 
