@@ -212,7 +212,7 @@ class Algorithm(ABC):
         """Return names, sizes and types of a learner's state; default: `Learner.layout` of a new learner."""
         from numpy.random import SeedSequence
 
-        from appo.algorithms.runtime.devices import device_of
+        from appo.algorithms.runtime.device_of import device_of
 
         return self.make_learner(replace(context, seeds=SeedSequence(0)), flat, device_of(context.device)).layout
 
