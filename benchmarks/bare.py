@@ -17,7 +17,7 @@ from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.main import Run, train
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
-from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.messages import Address, Worker
 from appo.algorithms.runtime.processes import crash_recorder, stalls
 from appo.algorithms.runtime.processes.process import ProcessPlan

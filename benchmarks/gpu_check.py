@@ -32,8 +32,8 @@ from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.tuning.network import probe
 from appo.algorithms.runtime.budget import Budget
-from appo.algorithms.runtime.devices import device_of
-from appo.algorithms.runtime.learning.batches import ColumnBatches
+from appo.algorithms.runtime.device_of import device_of
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
 from appo.algorithms.runtime.memory.arena import Arena, Array

@@ -6,8 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from appo.algorithms.cli import COMMANDS
-from appo.algorithms.run.algorithms import DEFAULT, flag_table
-from appo.algorithms.run.config import FLAGS_BY_PART
+from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
 from appo.algorithms.runtime.roles import OF_RUNTIME
 from appo.utils.command_line import words_of
 from appo.utils.flags import Flag, flags_of
@@ -51,7 +50,7 @@ BY_DISPLAY = ("no_render",)  # its default depends on the machine
 
 
 def flags_page() -> str:
-    """All flags of all commands."""
+    """Return the page of all flags of all commands and algorithms."""
     parts = [
         "# Every flag",
         GENERATED,
@@ -63,8 +62,13 @@ def flags_page() -> str:
         " change is marked with \\*.",
         "## appo train",
     ]
-    for part, flags in FLAGS_BY_PART.items():
-        parts += [f"### {(flag_table(DEFAULT).parts[part].__doc__ or part).rstrip('.')}", _table(flags)]
+    for part, flags in flag_table(DEFAULT).by_part.items():
+        title = (flag_table(DEFAULT).parts[part].__doc__ or part).rstrip(".")
+        if part == "learning":  # the flags of this part are those of the algorithm
+            for algo in ALGORITHMS:
+                parts += [f"### {title} with `--algo={algo}`", _table(flag_table(algo).by_part[part])]
+        else:
+            parts += [f"### {title}", _table(flags)]
     for name, flags in flags_of_tools().items():
         parts += [f"## appo {name}", _table(flags)]
     return "\n\n".join(parts) + "\n"

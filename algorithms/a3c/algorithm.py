@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from appo.algorithms.a3c import presets
 from appo.algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
 from appo.algorithms.parts.algorithm import acting_records
-from appo.algorithms.runtime.algorithm import Context, Defaults, companion
+from appo.algorithms.runtime.algorithm import Algorithm, Context, companion
 from appo.algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
 from appo.utils.errors import UsageError
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.learning.gradients import GradientRing
     from appo.algorithms.runtime.learning.learner_worker import Learner
     from appo.algorithms.runtime.memory.arena import Field
-    from appo.algorithms.runtime.memory.learner_state import StateLayout
     from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
     from appo.algorithms.runtime.messages import Address, Worker
     from appo.algorithms.runtime.topology import Topology
@@ -34,7 +33,7 @@ GRADIENT_WORKER = POLICY_WORKER.variant("gradient_worker", ("gradient", "gradien
 
 
 @dataclass(frozen=True)
-class A3C(Defaults):
+class A3C(Algorithm):
     """Actor-critics: actors compute gradients of what they have acted, the learner applies them as they come."""
 
     name: ClassVar[str] = "A3C"
@@ -79,12 +78,6 @@ class A3C(Defaults):
         flat.module.eval()
         let_learn(flat, context.model, context.precision, context.device)
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
-
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner holds: weights, what its optimizer shares, running statistics."""
-        from appo.algorithms.a3c.learner import A3CLearner
-
-        return A3CLearner(flat, context.flags).layout
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device

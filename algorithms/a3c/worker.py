@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from appo.algorithms.a3c.learner import TrajectoryGradient
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.gradients import GradientRing
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import Address, Message, SlotReleased, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import LEARNER
-from appo.algorithms.runtime.sampling.policy_worker import WeightReader
+from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.utils.timing import FRAMEWORK, TRAINING, clock
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from appo.algorithms.apex import presets
 from appo.algorithms.apex.config import METRICS, PANEL, ApexConfig
-from appo.algorithms.runtime.algorithm import Context, Defaults, companion
+from appo.algorithms.runtime.algorithm import Algorithm, Context, companion
 from appo.algorithms.runtime.roles import LEARNER, Role
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
@@ -54,7 +54,7 @@ SHARE_OF_RETURNS = 3
 
 
 @dataclass(frozen=True)
-class APEX(Defaults):
+class APEX(Algorithm):
     """A Q-network that acts greedily but for chance, and learns from a replay of what was done."""
 
     name: ClassVar[str] = "APEX"
@@ -266,8 +266,8 @@ class OfflineAPEX(APEX):
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of batches of single steps, which reads in the process of the learner."""
-        from appo.algorithms.runtime.learning.batches import ReadBatches
-        from appo.algorithms.runtime.memory.slots import LearnerLedger
+        from appo.algorithms.runtime.learning.read_batches import ReadBatches
+        from appo.algorithms.runtime.memory.ownership import LearnerLedger
 
         flags, read = context.flags, read_transitions(context, trajectories)
         ledger = LearnerLedger(trajectories, context.policy)

@@ -14,7 +14,8 @@ from appo.algorithms.datasets.episodes import form_of
 from appo.algorithms.datasets.reader import Dataset, open_dataset
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch, BatchCounts, BatchSource, Entered, Feedback
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 from appo.envs.spec import Array, EnvSpec
 from appo.utils.errors import UsageError

@@ -64,8 +64,8 @@ class BC(ActorCriticAlgorithm):
         """Make the source of batches, which reads in the process of the learner."""
         from appo.algorithms.datasets.columns import Needs, columns_of
         from appo.algorithms.datasets.mix import reader_of
-        from appo.algorithms.runtime.learning.batches import ReadBatches
-        from appo.algorithms.runtime.memory.slots import LearnerLedger
+        from appo.algorithms.runtime.learning.read_batches import ReadBatches
+        from appo.algorithms.runtime.memory.ownership import LearnerLedger
 
         flags = context.flags
         segments, _, state_size = trajectories.rnn_state.shape[1:]

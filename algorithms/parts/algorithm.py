@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from appo.algorithms.runtime.algorithm import Context, Defaults
+from appo.algorithms.runtime.algorithm import Algorithm, Context
 from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,34 +35,21 @@ def acting_records() -> Mapping[str, Recorded]:
 
 
 @dataclass(frozen=True)
-class ActorCriticAlgorithm(Defaults):
+class ActorCriticAlgorithm(Algorithm):
     """Acts stochastically by an actor-critic, and learns from whole columns, each once, in the order of arrival.
 
     What is left to a subclass is its name, its flags (a `ColumnsConfig`), its metrics and the class of its learner.
     """
 
-    name: ClassVar[str]
-    flags: ClassVar[type[Any]]
-    metrics: ClassVar[Mapping[str, str]]
-    panel: ClassVar[Mapping[str, str]] = {}
-
+    @abstractmethod
     def learner_class(self) -> type[ActorCriticLearner]:
-        """Return the class of the learner; imported here, as main and actors have no torch."""
-        raise NotImplementedError(f"{type(self).__name__} names no learner")
+        """Return the class of the learner. The import stands inside: main and actors do not import torch."""
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:
         """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
         flags.check()
         if flags.lr_schedule.startswith("kl_adaptive") and "kl_divergence" not in self.metrics:
             raise UsageError(f"--lr_schedule={flags.lr_schedule}: --algo={self.name} measures no KL divergence")
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments: none."""
-        return {}
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment, by what it shows and takes: none."""
-        return {}
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare what acting records beside actions; values are in units of return."""

@@ -6,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.learning.batches import (
-    Batch,
-    BatchCounts,
-    ColumnBatches,
-    Entered,
-    Feedback,
-    HostStaging,
-)
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
-from appo.algorithms.runtime.memory.slots import Trajectories, columns_used
+from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.memory.ownership import columns_used
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased
 
 

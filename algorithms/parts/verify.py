@@ -36,6 +36,7 @@ class VerifyingLearner:
         assert isinstance(learner.flat.module, ActorCritic)
         self.learner, self.flat, self.model, self.spec = learner, learner.flat, learner.flat.module, spec
         self.configure, self.state, self.restore = learner.configure, learner.state, learner.restore
+        self.layout = learner.layout
         self.published: dict[int, Tensor] = {}
         self.largest = 0.0
         self.compared = 0

@@ -13,7 +13,7 @@ from appo.algorithms.playing.episodes import Episode, EpisodeRecorder
 from appo.algorithms.playing.saved_run import SavedRun
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import decode
+from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
 from appo.envs.spec import EnvSpec, GroupEnv, StepRow
 from appo.utils.errors import UsageError

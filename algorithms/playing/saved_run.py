@@ -10,8 +10,8 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run import folder as folders
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.trust import OF_STRANGERS, PLAYED, Reading
-from appo.algorithms.runtime.checkpointing import load_best
-from appo.algorithms.runtime.memory.learner_state import decode
+from appo.algorithms.runtime.best_checkpoint import load_best
+from appo.algorithms.runtime.memory.state_files import decode
 from appo.envs.given import is_again
 from appo.utils import checkpoint_files
 from appo.utils.command_line import complain

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import LARGEST_PLAIN, LearnerState, Table, decode, encode
+from appo.algorithms.runtime.memory.learner_state import LearnerState, Table
+from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN
+from appo.algorithms.runtime.memory.state_files import decode, encode
 from appo.utils import checkpoint_files
 from appo.utils.errors import AppoError, CheckpointError
 from appo.utils.values import is_number

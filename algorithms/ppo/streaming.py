@@ -31,7 +31,7 @@ class StreamingLearner:
     """
 
     def __init__(self, learner: PPOLearner) -> None:
-        self.learner, self.flat, self.state = learner, learner.flat, learner.state
+        self.learner, self.flat, self.state, self.layout = learner, learner.flat, learner.state, learner.layout
         self.times = _Times(learner.flat.flat.device)
         self._sum = GradientSum(learner.optimizer.gradient, len(STEPPED), RATIO_MAX)
         self._later: PPOConfig | None = None  # flags that the next batch begins with

@@ -11,7 +11,8 @@ import numpy as np
 
 from appo.algorithms.replay.storage import Pace, ReplayPlan, ReplayStorage, Samples, column_shapes
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.slots import Trajectories, columns_used, note_columns_used
+from appo.algorithms.runtime.memory.ownership import columns_used, note_columns_used
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import TrajectoryReady
 from appo.envs.spec import EnvSpec
 

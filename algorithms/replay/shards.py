@@ -25,7 +25,9 @@ from appo.algorithms.replay.storage import (
 )
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Arena, Field
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.memory.units import Units
 from appo.algorithms.runtime.messages import Address, Message, SlotReleased, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import LEARNER
 from appo.algorithms.runtime.topology import Topology

@@ -20,7 +20,8 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import StateBlock
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, columns_used
+from appo.algorithms.runtime.memory.ownership import LearnerLedger, columns_used
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import Role
 

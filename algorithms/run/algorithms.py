@@ -27,28 +27,6 @@ ALGORITHMS = {
 }
 """Where ours are."""
 
-MEMBERS = (
-    "name",
-    "flags",
-    "metrics",
-    "panel",
-    "recorded",
-    "make_model",
-    "make_policy",
-    "make_source",
-    "make_learner",
-    "fields",
-    "workers",
-    "needs_actors",
-    "synchronous",
-    "replays",
-    "values",
-    "streams",
-    "explores",
-    "find_spec",
-    "variant",
-)
-
 
 @cache
 def find_algorithm(name: str) -> Algorithm:
@@ -66,12 +44,23 @@ def find_algorithm(name: str) -> Algorithm:
             f"--algo={shown(name)} is none of {names}{nearest(name, ALGORITHMS)}; one of yours is package.module:Class"
         )
     try:
-        made: Any = getattr(import_user_module(module), kind)()
+        found = getattr(import_user_module(module), kind)
+        lacking = _lacking(found)
+        made = None if lacking else found()
     except Exception as error:  # the user's module may raise anything
         raise UsageError(f"--algo={shown(name)} failed: {type(error).__name__}: {text_of(error)}") from error
-    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
-        raise UsageError(f"--algo={shown(name)} is no algorithm: it has no {', '.join(missing)}")
+    if lacking:
+        raise UsageError(f"--algo={shown(name)} is no algorithm: {lacking}")
     return cast(Algorithm, made)
+
+
+def _lacking(found: Any) -> str:
+    """Return what an object of a user's module lacks to be an algorithm; empty: nothing."""
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        return f"it is no subclass of {Algorithm.__module__}.{Algorithm.__name__}"
+    unset = [member for member in Algorithm.__annotations__ if not hasattr(found, member)]
+    missing = [*unset, *sorted(found.__abstractmethods__)]
+    return f"it has no {', '.join(missing)}" if missing else ""
 
 
 class FlagTable:

@@ -11,7 +11,8 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from appo.algorithms.population.member import PopulationMember
 from appo.algorithms.run.plan import RunPlan
-from appo.algorithms.runtime.devices import Device, device_of
+from appo.algorithms.runtime.device_of import device_of
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.slots import FinalObservations

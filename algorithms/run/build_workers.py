@@ -19,8 +19,9 @@ from appo.algorithms.runtime.messages import Address, Worker
 from appo.algorithms.runtime.processes import crash_recorder
 from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
-from appo.algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
+from appo.algorithms.runtime.sampling.leak_watch import LeakWatch
 from appo.envs.env_set import OnFailure
 from appo.envs.incidents import IncidentFolder
 from appo.envs.make import make_group

@@ -37,8 +37,9 @@ from appo.algorithms.run.tuning.choice import Costs, Plan, choose, is_open, repo
 from appo.algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.runtime.budget import Budget
-from appo.algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
+from appo.algorithms.runtime.callbacks import Callbacks, find_callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing
+from appo.algorithms.runtime.custom_summaries import CustomSummaries
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
 from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock

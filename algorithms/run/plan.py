@@ -14,7 +14,8 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
 from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
-from appo.algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, Units, sizes_of
+from appo.algorithms.runtime.memory.slots import FinalObservations, Recorded, Trajectories, sizes_of
+from appo.algorithms.runtime.memory.units import Units
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.processes import crash_recorder

@@ -14,19 +14,14 @@ from appo.algorithms.run.folder import Source, count_starts, find_source, journa
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
+from appo.algorithms.runtime.best_checkpoint import KEY as BEST
+from appo.algorithms.runtime.best_checkpoint import load_best
 from appo.algorithms.runtime.budget import Budget
-from appo.algorithms.runtime.checkpointing import KEY as BEST
-from appo.algorithms.runtime.checkpointing import load_best, resume
+from appo.algorithms.runtime.checkpointing import resume
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import (
-    COUNTERS,
-    OF_MAIN,
-    LearnerState,
-    ModelDescription,
-    StateBlock,
-    decode,
-    read_plain,
-)
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.plain_state import COUNTERS, OF_MAIN, read_plain
+from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.messages import KEY as TRAITS
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.processes.pool import Workers

@@ -1,13 +1,14 @@
-"""The interface of an algorithm: all that actors, policy workers and learners of the runtime ask of it.
+"""The interface of an algorithm: a base class with everything that the runtime calls.
 
-Torch-free at import: main reads an algorithm's name, flags, metrics and recorded fields and never makes a network.
+Torch-free at import: main reads names, flags, metrics and recorded fields of an algorithm and never makes a network.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,23 +34,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The arguments that every `make_*` of an algorithm is given.
+    """The arguments of every `make_*` method of an algorithm.
 
     Attributes:
-        spec: of the environment.
-        flags: the algorithm's own, as the policy has them.
+        spec: spaces of the environment.
+        flags: flags of the algorithm, with the values of the policy.
         model: flags of the network.
         precision: value of `--precision`.
         device: torch's name of the device.
         policy: number of the policy.
-        num_policies: that act in one group.
-        seeds: of what is made.
-        buffered: networks are fed through buffers that stay where they are, as a GPU needs it.
-        verify: the learner compares what acting recorded with its own, see `--verify_reproduction`.
-        arena: the shared memory of the run; None where nothing is made that shares any.
-        rnn_state_size: H, of the network, where one has been made before.
-        directory: of the run; None where there is none, as in tuning.
-        reward_scale, reward_clip: what actors do to the rewards that are learned from, see `EnvConfig`.
+        num_policies: number of policies that act in one group.
+        seeds: seeds for the new parts.
+        buffered: whether networks read their inputs from fixed buffers, as GPUs require.
+        verify: whether the learner compares recorded values of acting with its own values, see
+            `--verify_reproduction`.
+        arena: shared memory of the run; None for parts that share no memory.
+        rnn_state_size: H, size of the recurrent state of the network; 0 before the network exists.
+        directory: directory of the run; None without a run, as in tuning.
+        reward_scale, reward_clip: scale and limit of the rewards for learning, see `EnvConfig`.
     """
 
     spec: EnvSpec
@@ -74,248 +76,189 @@ class Context:
         return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
-class Defaults:
-    """Declares the needs of most algorithms: actors, and neither shared memory nor workers of their own.
+Companion = TypeVar("Companion")
+
+
+def companion(others: Mapping[Address, Worker], address: Address, role: Role, kind: type[Companion]) -> Companion:
+    """Return the worker of a role beside the worker with this address, see `Algorithm.workers`."""
+    found = others[replace(address, role=role.name)]
+    assert isinstance(found, kind)
+    return found
+
+
+class Algorithm(ABC):
+    """Makes all parts of a run that learn. Stateless; can be pickled; imports torch inside methods only.
+
+    A subclass sets `name`, `flags` and `metrics`, and writes the five abstract methods. All other members have defaults
+    for an algorithm with actors and without shared memory or workers of its own.
 
     Attributes:
-        needs_actors: environments are played for it. Without, a run has learners alone: no slots, no policy workers,
-            no returns; its source reads in the learner's process, and its budget counts the steps that are read.
-        synchronous: sampling stops while a single policy trains, so that nothing is learned from older weights.
-        replays: steps are used long after they were acted, so that a policy lag says nothing.
-        values: the estimate of returns: the critic of an actor-critic, "actions" = the largest value of an action,
-            empty = there is none.
-        whole_rollouts: one set of weights acts a whole trajectory and stays until its slot is released, for workers of
-            the algorithm's own that compute with it. So actors act themselves (`local`), in one group with one slot.
+        name: name of the algorithm in messages.
+        flags: dataclass of the flags of the algorithm.
+        metrics: metrics of the learner, name -> meaning.
+        panel: metrics on the panel, name -> word.
+        needs_actors: actors play environments. Without actors a run has learners only: no slots, no policy workers, no
+            returns. The source then reads in the learner's process, and the budget counts steps as the source reads
+            them.
+        synchronous: sampling stops while a single policy trains, so the learner never trains on steps of older weights.
+        replays: the learner uses steps long after acting, so the policy lag has no meaning.
+        values: source of the estimates of returns: "critic" of an actor-critic, "actions" = largest value of an action,
+            empty = no estimate.
+        whole_rollouts: one set of weights acts a whole trajectory and stays until the slot is released, for further
+            workers that compute with these weights. Actors then act themselves (`local`), in one group with one slot.
     """
 
+    name: ClassVar[str]
+    flags: ClassVar[type[Any]]
+    metrics: ClassVar[Mapping[str, str]]
+    panel: ClassVar[Mapping[str, str]] = {}
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
 
+    # Flags, without torch.
+
     def variant(self, flags: Any) -> Algorithm:
-        """Return itself, whatever the flags."""
-        return cast("Algorithm", self)
+        """Return the algorithm for these flags, such as a variant without actors; default: `self`."""
+        return self
+
+    def check(self, flags: Any, spec: EnvSpec | None) -> None:  # noqa: B027 (most need no check)
+        """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a family of known environments."""
+        return {}
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment.
+
+        Args:
+            images: whether observations contain images.
+            continuous: whether actions contain numbers.
+            rollout: number of steps of a trajectory.
+        """
+        return {}
+
+    def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
+        """Return the spaces of the datasets of a run without actors; None: the environment declares the spaces.
+
+        A run with such spaces needs no `--env`; a given environment must have equal spaces.
+
+        Args:
+            flags: flags of the algorithm.
+            env: flags of the environment, which determine the stored form of actions.
+
+        Raises:
+            UsageError: the flags name no readable data.
+        """
+        return None
 
     def streams(self, flags: Any) -> bool:
-        """Train on whole batches."""
+        """Return whether the learner trains on parts of a batch as the parts arrive: one trajectory per env is stored.
+
+        Otherwise the learner trains on whole batches.
+        """
         return False
 
     def explores(self, row: int, rows: int) -> bool:
-        """Return that the returns of every row count."""
+        """Return whether a row explores so much that the run reports the row's returns separately.
+
+        Args:
+            row: number of the row in the run.
+            rows: number of rows of the run.
+        """
         return False
 
     def resumes(self, flags: Any, directory: Path, topology: Topology) -> str:
-        """Say nothing of a later start: it lacks nothing of the one before."""
+        """Return what a resumed run lacks or keeps of the previous start, for the log; empty: nothing to report.
+
+        Args:
+            flags: flags of the algorithm.
+            directory: directory of the run.
+            topology: topology of this start.
+
+        Raises:
+            UsageError: the flags would lose data of the previous start.
+        """
         return ""
 
-    def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
-        """Return None: only the environment says what its observations and actions are."""
-        return None
+    # Acting and learning.
 
-    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
-        """Declare no shared memory beside that of the runtime."""
-        return ()
-
-    def processes(self, flags: Any) -> Mapping[Role, int]:
-        """Declare no processes beside those of the runtime."""
-        return {}
-
-    def workers(self, topology: Topology) -> Mapping[Role, Role]:
-        """Declare no workers beside those of the runtime."""
-        return {}
-
-    def make_worker(
-        self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
-    ) -> Worker:
-        """Make no worker: none is declared."""
-        raise NotImplementedError(f"{type(self).__name__} declares {address.role} and does not make it")
-
-
-Companion = TypeVar("Companion")
-
-
-def companion(others: Mapping[Address, Worker], address: Address, role: Role, kind: type[Companion]) -> Companion:
-    """Return the worker of a role that a worker with this address stands beside, see `Algorithm.workers`."""
-    found = others[replace(address, role=role.name)]
-    assert isinstance(found, kind)
-    return found
-
-
-class Algorithm(Protocol):
-    """Makes all parts of a run that learn. It has no state, can be pickled, and imports torch only inside `make_*`.
-
-    What `Defaults` declares is for algorithms with needs of their own; all others inherit it.
-    """
-
-    @property
-    def name(self) -> str:
-        """Return the name that `--algo` has for it."""
-        ...
-
-    @property
-    def flags(self) -> type[Any]:
-        """Return the dataclass of its flags."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, str]:
-        """Return the metrics that its learner reports, name -> meaning."""
-        ...
-
-    @property
-    def panel(self) -> Mapping[str, str]:
-        """Return the metrics that the panel shows, name -> word."""
-        ...
-
-    @property
-    def needs_actors(self) -> bool:
-        """Return whether environments are played for it, see `Defaults`."""
-        ...
-
-    @property
-    def values(self) -> str:
-        """Return what estimates returns, see `Defaults`."""
-        ...
-
-    @property
-    def replays(self) -> bool:
-        """Return whether steps are used long after they were acted, see `Defaults`."""
-        ...
-
-    @property
-    def synchronous(self) -> bool:
-        """Return whether sampling stops while a single policy trains, see `Defaults`."""
-        ...
-
-    def variant(self, flags: Any) -> Algorithm:
-        """Return the algorithm that trains with these flags: itself, or one that plays nothing where it need not."""
-        ...
-
-    def check(self, flags: Any, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
-        ...
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments; {}: it has none."""
-        ...
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
-        ...
-
+    @abstractmethod
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare the fields of slots that `Policy.act` and `Policy.final` fill, by their names."""
-        ...
+        """Declare the fields of slots that `Policy.act` and `Policy.final` fill, by name."""
 
+    @abstractmethod
     def make_model(self, context: Context) -> FlatModule:
-        """Make the network on its device; its weights are drawn from torch's global generator."""
-        ...
+        """Make the network on its device, with weights drawn from torch's global generator."""
 
+    @abstractmethod
     def make_policy(self, context: Context, flat: FlatModule) -> Policy:
-        """Make the policy that acts with a network, which nobody trains."""
-        ...
+        """Make the policy that acts with a network; no learner trains the network in this process."""
 
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner that trains this network holds."""
-        ...
-
+    @abstractmethod
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
         """Make the source of a learner's batches."""
-        ...
 
+    @abstractmethod
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner that trains a network."""
-        ...
 
-    @property
-    def whole_rollouts(self) -> bool:
-        """Return whether one set of weights acts a whole trajectory and stays until its end, see `Defaults`."""
-        ...
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return names, sizes and types of a learner's state; default: `Learner.layout` of a new learner."""
+        from numpy.random import SeedSequence
 
-    def streams(self, flags: Any) -> bool:
-        """Return whether batches are trained on in parts, as they come, so that one trajectory per env is stored."""
-        ...
+        from appo.algorithms.runtime.device_of import device_of
 
-    def explores(self, row: int, rows: int) -> bool:
-        """Return whether a row explores so much that its returns say little of the policy: they are shown apart.
+        return self.make_learner(replace(context, seeds=SeedSequence(0)), flat, device_of(context.device)).layout
 
-        Args:
-            row: number of the row in the run.
-            rows: of the run.
-        """
-        ...
-
-    def resumes(self, flags: Any, directory: Path, topology: Topology) -> str:
-        """Return what a later start of a run lacks or has of the one before, for the log; empty: nothing of note.
-
-        Args:
-            flags: of the algorithm.
-            directory: of the run.
-            topology: of this start.
-
-        Raises:
-            UsageError: flags would lose what the one before has kept.
-        """
-        ...
-
-    def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
-        """Return the spec of the data that a run without actors learns from; None: its environment says it.
-
-        A run whose algorithm knows it needs no `--env`; one that is given must show and take the same.
-
-        Args:
-            flags: of the algorithm.
-            env: flags of the environment, which say in which form actions are stored.
-
-        Raises:
-            UsageError: the flags name nothing that can be learned from.
-        """
-        ...
+    # Shared memory and workers beside the runtime's.
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
-        """Declare shared memory of a policy that learns; zero at first, and kept when workers die.
+        """Declare shared memory of a policy that learns; zeros at first, and kept when workers die.
 
-        What all policies declare by the same name, and alike, is theirs together.
+        Policies share a field that all policies declare with the same name and shape.
 
         Args:
-            context: of the policy.
-            topology: how many of everything there is, with the workers of `workers`.
-            num_weights: P, of the policy.
+            context: context of the policy.
+            topology: numbers of processes, groups and slots, including the workers of `workers`.
+            num_weights: P, number of weights of the policy.
         """
-        ...
+        return ()
 
     def processes(self, flags: Any) -> Mapping[Role, int]:
-        """Declare roles of its own whose workers have processes of their own, and how many a policy has of each.
+        """Declare roles whose workers have processes of their own: role -> number of workers per policy.
 
-        Their addresses have the policy as index and count by member. Where there is but one process, and in runs that
-        repeat themselves, there are none of them. A role that takes trajectories (`Role.takes_trajectories`) does so
-        in place of the learner: who hands a slot over draws one of its workers, notes that in the slot and wakes it.
+        The index of an address is the policy, the member counts the workers. A run in a single process, and a run that
+        repeats itself, has no such workers. A role that takes trajectories (`Role.takes_trajectories`) takes the
+        place of the learner there: the worker that hands a slot over draws one worker of the role, notes the worker in
+        the slot and wakes the worker.
         """
-        ...
+        return {}
 
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
-        """Declare further roles, each with the role of the runtime beside whose workers it has some.
+        """Declare further roles: role -> role of the runtime beside whose workers the new workers stand.
 
-        A worker shares the process of the one that it is beside. Beside an actor there is one for every policy that
-        learns, with the number of the policy as index and that of the actor as member of its address; beside a policy
-        worker or a learner there is one with index and member of that. A role beside actors may take over the
-        trajectories (`Role.takes_trajectories`): it notes and sends the releases of slots in place of the learner.
+        Two workers side by side share a process. Beside every actor stands one worker per policy that learns; the index
+        of the address is the policy, the member is the actor. Beside a policy worker or a learner stands one worker
+        with the same index and member. A role beside actors may take over the trajectories
+        (`Role.takes_trajectories`): the role then notes and sends the releases of slots in place of the learner.
         """
-        ...
+        return {}
 
     def make_worker(
         self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
     ) -> Worker:
-        """Make a worker of a role that `workers` declares.
+        """Make a worker of a role that `workers` or `processes` declares.
 
         Args:
-            address: of the worker.
-            context: of its policy.
-            trajectories: the shared arrays.
-            others: workers of the process that are made already: those of the runtime are.
+            address: address of the worker.
+            context: context of the policy.
+            trajectories: shared arrays of the slots.
+            others: workers of the process so far; workers of the runtime come first.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} declares {address.role} and does not make it")

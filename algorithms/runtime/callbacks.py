@@ -441,51 +441,5 @@ def read_only(part: Any) -> Any:
     return view
 
 
-# Figures of one's own beside ours: a user's function, called before each record of a policy is written.
-
-
-class CustomSummaries:
-    """Calls `function(policy, statistics)`, which returns figures by tag, and then callbacks, which add some more.
-
-    What the function raises costs its figures and one warning. It runs in main between two messages, so it should take
-    milliseconds.
-
-    Args:
-        name: of the function, as package.module:function; empty: there is none.
-        hooks: of main, if there are any.
-
-    Raises:
-        UsageError: there is no such function.
-    """
-
-    def __init__(self, name: str, hooks: Hooks | None = None) -> None:
-        self.name, self._hooks = name, hooks
-        self._function = find_function("custom_summaries", name) if name else None
-        self._warned = False
-
-    def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Return new figures beside the counters and tags of a policy, as far as they are finite."""
-        found = self._figures(policy, statistics)
-        if self._hooks is None:
-            return found
-        figures = {**statistics, **found}
-        self._hooks.tell("before_logging", policy, figures)
-        return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}
-
-    def _figures(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Return the figures that the function returns."""
-        if self._function is None:
-            return {}
-        try:
-            found = {str(tag): float(value) for tag, value in self._function(policy, dict(statistics)).items()}
-        except Exception as error:  # the user's code may raise anything
-            if not self._warned:
-                text = f"{type(error).__name__}: {text_of(error)}"
-                log.warning("--custom_summaries=%s failed (said once): %s", self.name, text, exc_info=error)
-                self._warned = True
-            return {}
-        return {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}
-
-
 COUNT = "callbacks_off"
 """What actors call the number of callbacks that have raised, in their reports."""

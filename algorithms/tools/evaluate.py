@@ -22,7 +22,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.folder import find_runs, refuse_links
 from appo.algorithms.run.summary import LIVING_STATES
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import read_plain
+from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.compare import read_each
 from appo.algorithms.tools.enjoy import play_run
 from appo.algorithms.tools.flags import EvaluateConfig

@@ -24,7 +24,8 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import flags_by_kind
 from appo.algorithms.run.folder import find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
-from appo.algorithms.runtime.memory.learner_state import decode, read_plain
+from appo.algorithms.runtime.memory.plain_state import read_plain
+from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.monitor.trackers import LOCATION_FLAGS
 from appo.algorithms.tools.flags import HubConfig
 from appo.utils import checkpoint_files

@@ -20,7 +20,7 @@ from appo.algorithms.playing.player import Player, load_player
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import read_plain
+from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.flags import RecordConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group

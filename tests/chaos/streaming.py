@@ -25,7 +25,8 @@ from appo.algorithms.runtime.devices import HostDevice
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.learner_worker import Learner
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, Table, encode
+from appo.algorithms.runtime.memory.learner_state import LearnerState, Table
+from appo.algorithms.runtime.memory.state_files import encode
 
 TESTIMONY = "APPO_TEST_TESTIMONY"  # names the folder; each life of a learner has a file
 Arrays = Mapping[str, Array]

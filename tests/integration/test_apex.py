@@ -12,7 +12,7 @@ from appo import load_policy
 from appo.algorithms import cli
 from appo.algorithms.population.lineage import read_events
 from appo.algorithms.runtime.learning import learner_worker
-from appo.algorithms.runtime.sampling import env_group
+from appo.algorithms.runtime.sampling import episodes
 from appo.utils.errors import UsageError
 from appo.utils.metrics import read_metrics
 from appo.utils.run_folder import RunFolder
@@ -44,7 +44,7 @@ FLAGS = (
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main hears everything at once: in such a short run half a second is half of it."""
     monkeypatch.setattr(learner_worker, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(env_group, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(episodes, "FLUSH_SECONDS", 0.0)
 
 
 def train(folder: Path, *flags: str) -> Path:

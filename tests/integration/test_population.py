@@ -17,7 +17,7 @@ from appo.algorithms.population.lineage import Event, numbers_of, read_events
 from appo.algorithms.runtime.learning import learner_worker
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.messages import Stop, WorkerReport
-from appo.algorithms.runtime.sampling import env_group
+from appo.algorithms.runtime.sampling import episodes
 from tests.integration.runs import Recorded, SerialRun, record
 
 POLICIES, EPOCHS = 3, 2
@@ -139,7 +139,7 @@ POPULATION: dict[str, Any] = {
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main hears everything at once: in such a short run half a second is half of it."""
     monkeypatch.setattr(learner_worker, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(env_group, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(episodes, "FLUSH_SECONDS", 0.0)
 
 
 def applied(run: Recorded, policy: int) -> list[Event]:

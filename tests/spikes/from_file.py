@@ -17,9 +17,10 @@ from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.config import METRICS, APPOConfig
 from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.ops.losses import masked_mean
-from appo.algorithms.runtime.learning.batches import Batch, ReadBatches
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.read_batches import ReadBatches
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
-from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.envs.spec import SINGLE_KEY
 from appo.utils.flags import flag
 

@@ -8,7 +8,8 @@ import torch
 
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.learner import APPOLearner
-from appo.algorithms.runtime.learning.batches import Batch, BatchSource, ColumnBatches, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Feedback
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.messages import SlotReleased
 
 USES = 3  # of every step

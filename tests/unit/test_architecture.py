@@ -21,6 +21,7 @@ TORCH = (
     "appo.algorithms.parts",
     "appo.algorithms.runtime.learning",
     "appo.algorithms.runtime.algorithm",  # in annotations
+    "appo.algorithms.runtime.cuda",
     "appo.algorithms.runtime.devices",
     "appo.algorithms.runtime.algorithm",  # for type checkers only
     "appo.algorithms.runtime.sampling.policy",  # for type checkers only
@@ -246,7 +247,7 @@ WITHOUT_END = {
     "appo.algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
     "appo.algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
     "appo.algorithms.runtime.checkpointing: last.result()": "only when it is done",
-    "appo.algorithms.runtime.learning.batches: reading.result()": "in a thread of its own; files have no deadline",
+    "appo.algorithms.runtime.learning.read_batches: reading.result()": "in a thread of its own; files have no deadline",
     "appo.algorithms.population.lineage: self._pending.result()": "only when it is done",
     "appo.algorithms.population.past_versions: one.result()": "only when it is done",
     "appo.algorithms.playing.video: process.communicate()": "ffmpeg must end the file; Ctrl-C ends it",

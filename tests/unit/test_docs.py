@@ -10,6 +10,7 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.run.algorithms import ALGORITHMS, flag_table
 from appo.algorithms.run.config import FLAGS, Config, check, parse_train_flags
 from appo.algorithms.runtime.callbacks import EVENTS
 from appo.algorithms.tools.train import asked_format
@@ -185,6 +186,15 @@ def test_flags_of_sample_factory_are_here_or_said_to_be_gone() -> None:
         assert not re.search(r"`--\w+", there) or not flags(there) & set(FLAGS) - {"run"}, there
     rows = [row.split(" | ") for row in parts["Flags that are gone"].splitlines()[3:]]
     assert set().union(*(flags(row[0]) for row in rows if len(row) == 2)) & ours == set()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_the_page_of_flags_has_every_flag_of_every_algorithm(algo: str) -> None:
+    page = (ROOT / "docs/flags.md").read_text()
+    _, _, learning = page.partition(f"### Learning with `--algo={algo}`\n")
+    own = set(re.findall(r"^\| `--(\w+)`", learning.partition("\n#")[0], re.MULTILINE))
+    assert own == flag_table(algo).by_part["learning"].keys()
+    assert flag_table(algo).flags.keys() <= set(re.findall(r"`--(\w+)`", page))
 
 
 def test_the_page_of_callbacks_has_every_method() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.runtime.devices import REACHED, Device, Event
-from appo.algorithms.runtime.learning.batches import Batch, named_fields, staging_for
+from appo.algorithms.runtime.learning.batches import Batch, named_fields
+from appo.algorithms.runtime.learning.staging import staging_for
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import TrajectoryReady

@@ -14,7 +14,8 @@ import torch
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.memory.learner_state import StateBlock
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import barrier
 from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import Role

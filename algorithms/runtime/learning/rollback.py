@@ -11,7 +11,8 @@ from safetensors.numpy import save
 
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, Table, encode
+from appo.algorithms.runtime.memory.learner_state import LearnerState, Table
+from appo.algorithms.runtime.memory.state_files import encode
 from appo.utils import checkpoint_files
 from appo.utils.errors import NumericsError, ResourceError
 

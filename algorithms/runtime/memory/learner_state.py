@@ -4,24 +4,19 @@ The learner writes it about once a second and on request; a restarted learner an
 saving never stalls training and the death of a learner costs about a second.
 """
 
-import base64
 import json
-import math
-import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
+from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN
 from appo.algorithms.runtime.memory.weights import barrier
-from appo.algorithms.runtime.messages import KEY, PolicyTraits
 from appo.utils.checkpoint_files import Limit
-from appo.utils.errors import CheckpointError, UsageError
-from appo.utils.run_folder import parse_mapping
-from appo.utils.values import is_number, is_plain, nearest, shown
+from appo.utils.errors import UsageError
+from appo.utils.values import nearest, shown
 
 META_BYTES = 1 << 16
 
@@ -205,154 +200,6 @@ class ModelDescription:
         return Limit(2 * vectors + LARGEST_PLAIN, "it belongs to another model")
 
 
-FORMAT = 1
-
-
-def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
-    """Return the files of a checkpoint: the weights in one, every other vector in the other.
-
-    A vector with a value for every weight is stored under its name and the names of the weights, others as they are.
-    """
-    others: dict[str, Array] = {}
-    for name, vector in state.vectors.items():
-        if name == WEIGHTS:
-            continue
-        if _is_like_weights(len(vector), str(vector.dtype), table):
-            others |= {f"{name}.{weight}": value for weight, value in named(vector, table).items()}
-        else:
-            others[name] = vector
-    return {
-        "model.safetensors": save(named(state.weights, table)),
-        "optimizer.safetensors": save(others),
-        "state.json": json.dumps({"format": FORMAT, **state.meta}, indent=1).encode(),
-    }
-
-
-def decode(
-    files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None
-) -> tuple[LearnerState, Table]:
-    """Read a state from the files of a checkpoint, as `encode` makes them, and the table of its weights.
-
-    Args:
-        files: of a checkpoint that verified. That says nothing of who wrote them.
-        table: what the model expects; None accepts any, in alphabetical order.
-        layout: what the learner expects; None: only the weights are read.
-
-    Raises:
-        UsageError: the weights are those of another model, or the other vectors those of another algorithm.
-        CheckpointError: the files are not what `encode` makes of a state that training can go on from.
-    """
-    weights = _arrays(files, "model.safetensors", lambda found: _check_weights(found, table))
-    if table is None:
-        table = [(name, tuple(value.shape)) for name, value in sorted(weights.items())]
-    vectors = {WEIGHTS: _joined(weights, "", table)}
-    named_so = table
-    others = _arrays(files, "optimizer.safetensors", lambda found: _check_others(found, named_so, layout))
-    if layout is not None:
-        for name, (size, dtype, _) in layout.vectors.items():
-            if name != WEIGHTS:
-                like_weights = _is_like_weights(size, dtype, table)
-                vectors[name] = _joined(others, f"{name}.", table) if like_weights else others[name]
-    state = LearnerState(vectors, read_plain(_file(files, "state.json"), layout.numbers if layout else ()))
-    if not state.is_finite or not all(np.isfinite(a).all() for a in others.values() if a.dtype.kind == "f"):
-        raise CheckpointError("weights, moments or statistics are not finite")
-    return state, table
-
-
-def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
-    """Return whether a vector has a value for every weight."""
-    return dtype == "float32" and size == sum(int(np.prod(shape, dtype=np.int64)) for _, shape in table)
-
-
-Described = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Type, as numpy calls it, and shape of arrays by their names."""
-
-
-def _check_weights(described: Described, table: Table | None) -> None:
-    """Refuse weights that are not those of a table, by names and shapes (UsageError); None accepts any."""
-    found, expected = {name: shape for name, (_, shape) in sorted(described.items())}, dict(table or ())
-    if table is not None and found != expected:
-        names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
-        first = f"{names[0]}: saved {found.get(names[0], 'none')}, expected {expected.get(names[0], 'none')}"
-        raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
-
-
-def _check_others(described: Described, table: Table, layout: StateLayout | None) -> None:
-    """Refuse vectors beside the weights that are not those of a layout, or that it does not name; None accepts any."""
-    if layout is None:
-        return
-    known: set[str] = set()
-    for name, declared in layout.vectors.items():
-        if name == WEIGHTS:
-            continue
-        if _is_like_weights(declared.size, declared.dtype, table):
-            known |= {f"{name}.{key}" for key, _ in table}
-            for key, shape in table:
-                if described.get(f"{name}.{key}") != ("float32", shape):
-                    raise _no_array(f"{name}.{key}", shape)
-            continue
-        known.add(name)
-        dtype, shape = described.get(name, ("", ()))
-        if dtype != declared.dtype or len(shape) != 1:
-            raise CheckpointError(f"optimizer.safetensors holds no {name}")
-        if shape != (declared.size,):
-            raise UsageError(
-                f"the checkpoint belongs to another model; it has {shape[0]} {name}, expected {declared.size}"
-            )
-    if unknown := sorted(described.keys() - known):
-        raise UsageError(f"the checkpoint belongs to another algorithm; it has {shown(unknown[0])}")
-
-
-def _file(files: dict[str, bytes], name: str) -> bytes:
-    if name not in files:
-        raise CheckpointError(f"the checkpoint has no {name}")
-    return files[name]
-
-
-def _arrays(files: dict[str, bytes], name: str, check: Callable[[Described], None]) -> dict[str, Array]:
-    """Return the arrays of a safetensors file; its header is checked before there is memory for any."""
-    content = _file(files, name)
-    if (said := _described(content)) is not None:
-        check(said)
-    try:
-        arrays: dict[str, Array] = load(content)
-    except Exception as error:  # of the parser's own kinds, and KeyError or TypeError for types that numpy has not
-        raise CheckpointError(f"{name} cannot be read: {type(error).__name__}") from None
-    check({key: (array.dtype.name, array.shape) for key, array in arrays.items()})
-    return arrays
-
-
-def _described(content: bytes) -> Described | None:
-    """Return the header of a safetensors file as `encode` writes it; None: its parser has to judge it.
-
-    Source: https://github.com/huggingface/safetensors, "Format".
-    """
-    begin = 8 + int.from_bytes(content[:8], "little")
-    if not 8 < begin <= min(len(content), LARGEST_PLAIN):
-        return None
-    try:
-        entries = json.loads(content[8:begin])
-        end, described = 0, dict[str, tuple[str, tuple[int, ...]]]()
-        for key, entry in sorted(entries.items(), key=lambda one: one[1]["data_offsets"]):
-            dtype, shape = np.dtype(NUMPY_NAMES[entry["dtype"]]), tuple(map(operator.index, entry["shape"]))
-            start, end = end, end + math.prod(shape) * dtype.itemsize
-            if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0 or len(shape) > MOST_DIMENSIONS:
-                return None
-            described[key] = (dtype.name, shape)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return described if end == len(content) - begin else None
-
-
-MOST_DIMENSIONS = 32
-"""Of an array; numpy has few more."""
-
-NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
-    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
-}
-"""Types as safetensors calls them, and as numpy does."""
-
-
 def named(vector: Array, table: Table) -> dict[str, Array]:
     """Return the views of a flat vector [P] that a table describes."""
     views, start = {}, 0
@@ -377,108 +224,3 @@ def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
             given = np.shape(weights[name]) if name in weights else "none"
             raise UsageError(f"weights {name} must have shape {expected[name]}, got {given}")
     return np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in expected])
-
-
-def _joined(named: dict[str, Array], prefix: str, table: Table) -> Array:
-    for name, shape in table:
-        array = named.get(prefix + name)
-        if array is None or array.shape != shape or array.dtype != np.float32:
-            raise _no_array(prefix + name, shape)
-    return np.concatenate([np.zeros(0, np.float32), *(named[prefix + name].reshape(-1) for name, _ in table)])
-
-
-def _no_array(name: str, shape: tuple[int, ...]) -> CheckpointError:
-    return CheckpointError(f"{name} is missing, or no float32 array of shape {shape}")
-
-
-# The plain values of a saved state, checked when they are read: whoever goes on from them takes them as they are.
-
-
-COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
-
-LARGEST_COUNT = 2**53
-
-LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
-"""Bytes of a state.json and lists and mappings in it: windows of statistics may hold many episodes."""
-
-MAX_BYTES = (1 << 16) - 8
-"""Of a learner's own, as JSON."""
-
-OF_MAIN = ("progress", "best")
-"""What main keeps beside the learner's values: how the policy played, and what makes a checkpoint the best."""
-
-
-def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the values in a state.json.
-
-    Args:
-        text: of the file.
-        numbers: values of the learner that must be there.
-
-    Raises:
-        CheckpointError: it is no JSON, or something in it is not what it must be.
-    """
-    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
-        raise CheckpointError("state.json holds more than any state does")
-    try:
-        plain = parse_mapping(text, "state.json", LARGEST_PLAIN)
-    except UsageError as error:
-        raise CheckpointError(str(error)) from None
-    _check_learner(plain, numbers)
-    _check_progress(plain.get("progress", {}))
-    best = plain.get("best", {"metric": "", "value": 0})
-    if not isinstance(best, dict) or not isinstance(best.get("metric"), str) or not is_number(best.get("value")):
-        raise _wrong("best")
-    return plain
-
-
-def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
-    for name in COUNTERS:
-        if not _is_count(plain.get(name)):
-            raise _wrong(name)
-    for name in numbers:
-        if not is_number(plain.get(name)):
-            raise _wrong(name)
-    if not _is_base64(plain.get("generator", "")):
-        raise _wrong("generator")
-    _check_traits(plain.get(KEY, {}))
-    own = {name: value for name, value in plain.items() if name not in OF_MAIN}
-    if len(json.dumps(own)) > MAX_BYTES:
-        raise CheckpointError(f"state.json holds more than {MAX_BYTES} bytes of a learner's values")
-
-
-def _check_traits(traits: object) -> None:
-    """Check names, kinds and sizes; whether this run can learn with the values is for others to say."""
-    if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(PolicyTraits)}:
-        raise _wrong(KEY)
-    mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
-    counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]
-    if not all(isinstance(one, dict) and is_plain(one) for one in mappings) or not all(map(_is_count, counts)):
-        raise _wrong(KEY)
-
-
-def _check_progress(progress: object) -> None:
-    counts = ("episodes", "adoptions")
-    if not isinstance(progress, dict) or not all(_is_count(progress.get(name, 0)) for name in counts):
-        raise _wrong("progress")
-    seconds, windows = progress.get("elapsed_seconds", 0), progress.get("windows", {})
-    if not is_number(seconds) or seconds < 0 or not isinstance(windows, dict):
-        raise _wrong("progress")
-    for window in windows.values():
-        if not isinstance(window, list) or not all(isinstance(x, float) or is_number(x) for x in window):
-            raise _wrong("progress")  # a return can be NaN
-
-
-def _wrong(name: str) -> CheckpointError:
-    return CheckpointError(f"{name} in state.json is missing or is not what it must be")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
-
-
-def _is_base64(value: object) -> bool:
-    try:
-        return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
-    except ValueError:
-        return False

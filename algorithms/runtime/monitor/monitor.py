@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from appo.algorithms.runtime.budget import Budget
-from appo.algorithms.runtime.callbacks import COUNT, CustomSummaries, Hooks, finite
+from appo.algorithms.runtime.callbacks import COUNT, Hooks, finite
 from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.custom_summaries import CustomSummaries
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.messages import (
     EpisodesDone,

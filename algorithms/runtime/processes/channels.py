@@ -29,7 +29,7 @@ import numpy as np
 
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
-from appo.algorithms.runtime.memory.slots import SlotBoard
+from appo.algorithms.runtime.memory.ownership import SlotBoard
 from appo.algorithms.runtime.messages import (
     MAIN_ADDRESS,
     ActionRequest,

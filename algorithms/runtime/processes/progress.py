@@ -7,7 +7,9 @@ import numpy as np
 
 from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.output_ring import TAKEN
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
+from appo.algorithms.runtime.memory.units import Units
 from appo.algorithms.runtime.messages import Address, WorkerReport
 from appo.algorithms.runtime.processes.channels import Mailbox, Mailboxes
 from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER

@@ -19,81 +19,14 @@ from appo.algorithms.runtime.messages import (
     WorkerRetires,
 )
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
+from appo.algorithms.runtime.sampling.leak_watch import LeakWatch
 from appo.utils import logging as logging_of_process
-from appo.utils.system import limits
-from appo.utils.system.memory import held_bytes
 
 if TYPE_CHECKING:
     from appo.algorithms.runtime.callbacks import Hooks
 
 
-# Whether an actor has grown so much that another one should take its place: some environments leak.
-
-
 log = logging.getLogger(__name__)
-
-MIB = 1 << 20
-
-SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
-
-LEAST_SECONDS = 5.0  # a look once a second may miss the end of an episode
-
-MOST_PATIENCE = 8
-
-
-class LeakWatch:
-    """Compares the memory that a process holds with that of the first look.
-
-    An environment that loads something late has grown as well, but grows no more; replaced, it would do the same again.
-    So what has passed the limit is looked at for a quarter of its life so far. If it grows by an eighth of the limit
-    meanwhile, it leaks. If not, that counts as its warming up, and growth is counted from there. A leak may come in
-    steps as large as that, so the first life warms up once, and each life after it once more and is looked at for as
-    much longer, up to eight times: what warms up in several steps, or slowly, is replaced ever more rarely.
-
-    Args:
-        most_bytes: by which it may grow, its children included.
-        flag: that says so, in the message.
-        lives_before: of processes in its place.
-    """
-
-    def __init__(self, most_bytes: int, flag: str, lives_before: int = 0) -> None:
-        self.most_bytes, self.flag = most_bytes, flag
-        self.patience = min(1 + lives_before, MOST_PATIENCE)
-        self._warm_ups = 0
-        self._bytes_before: int | None = None
-        self._begun = 0.0  # growing, monotonic seconds
-        self._passed: tuple[float, int] | None = None  # when and with what growth it passed the limit
-
-    def reason(self) -> str | None:
-        """Return why the process should be replaced, or None."""
-        held, now = held_bytes(), time.monotonic()
-        if self._bytes_before is None:
-            self._bytes_before, self._begun = held, now
-        grown = held - self._bytes_before
-        if self._leaks(grown, now):
-            return f"its memory has grown by {grown // MIB} MiB ({self.flag})"
-        open_files, limit = limits.num_open(), limits.limit()
-        if limit is not None and 2 * open_files > limit:
-            return f"it has {open_files} open files of {limit}"
-        return None
-
-    def _leaks(self, grown: int, now: float) -> bool:
-        """Return whether the process has grown too much and goes on growing."""
-        if grown <= self.most_bytes:
-            self._passed = None
-            return False
-        if self._warm_ups >= self.patience:
-            return True
-        if self._passed is None:
-            self._passed = now, grown
-        since, grown_then = self._passed
-        if grown - grown_then > SHARE_OF_LIMIT * self.patience * self.most_bytes:
-            return True
-        if now - since >= max(LEAST_SECONDS, SHARE_OF_LIFE * self.patience * (since - self._begun)):
-            self._warm_ups += 1
-            self._bytes_before, self._begun, self._passed = (self._bytes_before or 0) + grown, now, None
-            log.info("its memory has grown by %d MiB (%s) and grows no more: no leak", grown // MIB, self.flag)
-        return False
 
 
 REPORT_SECONDS = 1.0

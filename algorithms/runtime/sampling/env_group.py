@@ -5,7 +5,6 @@ it hands the slot over and goes on in a free one; when there is none it stays pu
 is all the back-pressure there is.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import numpy as np
 
 from appo.algorithms.runtime.callbacks import GroupHooks
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories, handed_over, take_back
+from appo.algorithms.runtime.memory.ownership import handed_over, take_back
+from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from appo.algorithms.runtime.memory.weights import barrier
 from appo.algorithms.runtime.messages import (
     WRITER_ADDRESS,
@@ -28,8 +28,9 @@ from appo.algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
+from appo.algorithms.runtime.sampling.episodes import Episodes, SoftHorizon
 from appo.envs.conversion import scale_rewards
-from appo.envs.spec import EpisodeStats, GroupEnv, StepRow
+from appo.envs.spec import GroupEnv, StepRow
 from appo.utils.failpoints import failpoint
 from appo.utils.timing import ENV, FRAMEWORK, clock
 
@@ -437,89 +438,3 @@ class EnvGroup:
 
     def _draw_policies(self, policy: Array, first: Array) -> None:
         self.matchmaker.draw(policy, first, self.plan.index * len(self.seeds), self.envs)
-
-
-class SoftHorizon:
-    """Ends episodes in the statistics after so many steps of their agent; nothing else notices.
-
-    Args:
-        steps: after which one ends.
-        num_rows: R.
-
-    Attributes:
-        ends: [R] where one ends with the step counted last, and goes on.
-    """
-
-    def __init__(self, steps: int, num_rows: int) -> None:
-        self.steps, self.ends = steps, np.zeros(num_rows, np.bool_)
-        self._taken = np.zeros(num_rows, np.int64)
-
-    def count(self, row: StepRow, valid: Array) -> None:
-        """Count a step of every row in which it was `valid` [R]; an episode that ends by itself begins anew."""
-        over = row.terminated | row.truncated
-        self._taken += valid
-        np.logical_and(self._taken == self.steps, ~over, out=self.ends)
-        self._taken[over | self.ends | ~valid] = 0
-
-
-# Returns and lengths of the episodes of one group, gathered as arrays.
-
-
-FLUSH_SECONDS = 0.2
-
-
-class Episodes:
-    """Accumulates rewards as the env gave them, and reports finished episodes a few times a second.
-
-    Attributes:
-        count: episodes that have ended.
-        cut: [R] whose episode had begun before the first step: its return and length are not known, and not reported.
-    """
-
-    def __init__(self, num_rows: int, exploring: Sequence[bool] = ()) -> None:
-        self.count, self.cut = 0, np.zeros(num_rows, np.bool_)
-        self._exploring = np.array(exploring, np.bool_) if exploring else np.zeros(num_rows, np.bool_)
-        self._explores = any(exploring)
-        self._return = np.zeros(num_rows, np.float64)
-        self._length, self._frames = np.zeros((2, num_rows), np.int64)
-        self._done = np.zeros(num_rows, np.bool_)
-        self._ended: list[tuple[Array, Array, Array, Array]] = []
-        self._stats: list[tuple[int, dict[str, float]]] = []
-        self._flushed = time.monotonic()
-
-    def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
-        """Add one step of every row, [R]; remember the episodes that end with it."""
-        self._return += row.reward
-        self._length += np.multiply(row.num_frames, valid, out=self._frames)
-        np.logical_or(row.terminated, row.truncated, out=self._done)
-        if row.logical_end is not None:
-            self._done |= row.logical_end
-        if self._done.any():
-            ended = (self._done & ~self.cut).nonzero()[0]
-            self.count += len(ended)
-            if len(ended):
-                self._ended.append((policy[ended], self._return[ended], self._length[ended], self._exploring[ended]))
-            self._return[self._done] = 0
-            self._length[self._done] = 0
-        for one in stats:
-            if not (self._exploring[one.row] or self.cut[one.row]):
-                self._stats.append((int(policy[one.row]), one.stats))
-        self.cut &= ~self._done
-
-    def forget(self, rows: Array) -> None:
-        """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
-
-        After an episode that ended there is nothing to drop; after a failure of the environment there is.
-        """
-        self._return[rows] = 0
-        self._length[rows] = 0
-        self.cut[rows] = False
-
-    def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
-        """Report episodes that have ended, if the last report is old enough or `now`."""
-        if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):
-            policy, episode_return, length, exploring = map(np.concatenate, zip(*self._ended, strict=True))
-            yield EpisodesDone(
-                policy, episode_return, length, tuple(self._stats), exploring if self._explores else None
-            )
-            self._ended, self._stats, self._flushed = [], [], time.monotonic()

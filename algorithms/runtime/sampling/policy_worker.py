@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories
-from appo.algorithms.runtime.memory.weights import WeightRing, checksum
+from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
 from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
+from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.envs.spec import EnvSpec
-from appo.utils.errors import ResourceError
 from appo.utils.failpoints import failpoint
 from appo.utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
 
@@ -310,76 +309,3 @@ class PolicyWorker:
     def _to_device(self, array: Array) -> Tensor:
         """Return the array as a tensor on the device of the policy."""
         return torch.from_numpy(array).to(self.plan.device)
-
-
-# How the weights of a learner reach a model that acts, and how it is proved that they did.
-
-LOAD_ATTEMPTS = 3
-
-DAMAGED_VERSIONS = 3
-"""In a row, after which a worker has waited long enough for weights that arrive."""
-
-PROVED_LOADS = 64
-"""On a device that is far from the host one load in so many is read back: that costs as much as the load."""
-
-
-class WeightReader:
-    """Keeps a model at the newest weights of a ring.
-
-    What arrives damaged is not acted with: the version before stays until a later one comes whole.
-
-    Args:
-        ring: where they are published.
-        flat: the model.
-
-    Attributes:
-        version: of the weights in the model; 0 before the first.
-    """
-
-    def __init__(self, ring: WeightRing, flat: FlatModule) -> None:
-        self.ring, self.flat = ring, flat
-        self.version = self._loads = 0
-        self._proved_loads = 1 if flat.flat.device.type == "cpu" else PROVED_LOADS
-        self._damaged: list[int] = []  # versions since the last one that came whole
-
-    def refresh(self) -> int:
-        """Load the newest weights, if they are newer; return the version to act with.
-
-        Raises:
-            ResourceError: they do not arrive, however often it is tried.
-        """
-        newest, weights = self.ring.fetch(self.version)
-        if weights is not None:
-            self._load(newest, weights)
-        elif self.ring.published != self.version and (damaged := self.ring.damaged()) is not None:
-            self._miss(damaged)
-        return self.version
-
-    def _load(self, version: int, weights: Array) -> None:
-        """Load weights, and read them back from time to time."""
-        for _ in range(LOAD_ATTEMPTS):
-            self.flat.load(weights)
-            if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
-                self._loads += 1
-                self._damaged.clear()
-                self.version = version
-                return
-        raise ResourceError(
-            f"the weights of version {version} do not reach the model on {self.flat.flat.device}: in {LOAD_ATTEMPTS}"
-            " attempts their checksum was another one"
-        )
-
-    def _checksum_loaded(self) -> int:
-        read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
-        return checksum(read_back)
-
-    def _miss(self, version: int) -> None:
-        """Go on with the weights of before, for as long as that can be chance."""
-        if version not in self._damaged:
-            self._damaged.append(version)
-            log.warning("the weights of version %d are damaged; version %d acts on", version, self.version)
-        if not self.version or len(self._damaged) > DAMAGED_VERSIONS:
-            raise ResourceError(
-                f"the weights of version {version} are damaged where all processes share them: their checksum is not"
-                " the one they were published with"
-            )

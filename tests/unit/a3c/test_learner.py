@@ -19,7 +19,7 @@ from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateBlock, Ve
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import POLICY_WORKER
-from appo.algorithms.runtime.sampling.policy_worker import WeightReader
+from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.envs.spec import MASK_KEY, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of

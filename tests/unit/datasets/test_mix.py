@@ -24,7 +24,7 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
-from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.utils.errors import UsageError
 from tests.unit.datasets.data import LENGTHS, SPEC, episodes, written
 from tests.unit.runtime.worlds import world_of

@@ -8,8 +8,9 @@ import pytest
 from appo.algorithms.population.member import PopulationMember
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import learner_worker as module
-from appo.algorithms.runtime.learning.batches import ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (

@@ -15,8 +15,10 @@ from appo.algorithms.ppo.streaming import StreamingLearner
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.placement import Sampling, topology_of
 from appo.algorithms.runtime.devices import HostDevice
-from appo.algorithms.runtime.learning.batches import Batch, ColumnBatches, Entered, HostStaging
+from appo.algorithms.runtime.learning.batches import Batch, Entered
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceStaging
+from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.memory.slots import Trajectories, sizes_of
 from appo.algorithms.runtime.messages import SlotReleased
 from appo.envs.spec import ObservationSpec

@@ -12,7 +12,8 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Entered
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import StateBlock
-from appo.algorithms.runtime.memory.slots import LearnerLedger, Recorded, Trajectories
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.runtime.worlds import TOPOLOGY, World, hand_over, world_of

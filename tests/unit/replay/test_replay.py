@@ -6,7 +6,7 @@ import pytest
 
 from appo.algorithms.apex.config import REPLAY_METRICS
 from appo.algorithms.runtime.learning.batches import BatchCounts, Entered
-from appo.algorithms.runtime.memory.slots import LearnerLedger, note_columns_used
+from appo.algorithms.runtime.memory.ownership import LearnerLedger, note_columns_used
 from appo.algorithms.runtime.messages import SlotReleased
 from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.replay.test_storage import one_step

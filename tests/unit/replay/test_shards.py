@@ -19,7 +19,8 @@ from appo.algorithms.run.resources import memory_plan
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import BatchCounts, Entered
 from appo.algorithms.runtime.memory.learner_state import StateBlock
-from appo.algorithms.runtime.memory.slots import LearnerLedger, SlotBoard, Units
+from appo.algorithms.runtime.memory.ownership import LearnerLedger, SlotBoard
+from appo.algorithms.runtime.memory.units import Units
 from appo.algorithms.runtime.messages import Address, SlotReleased, Wake
 from appo.algorithms.runtime.roles import register
 from tests.unit.replay.replays import PLAN, RECORDED, ROLLOUT, ROWS, SPEC, STACKS, fill_slot

@@ -35,7 +35,8 @@ from appo.algorithms.run.resume import begin_from, finished_before, seed_of_resu
 from appo.algorithms.run.summary import summaries
 from appo.algorithms.runtime.checkpointing import resume
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, encode
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.state_files import encode
 from appo.envs.config import EnvConfig
 from appo.envs.make import check_name, make_single
 from appo.utils import checkpoint_files

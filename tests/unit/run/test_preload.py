@@ -22,7 +22,7 @@ for module in preloaded(with_torch=True):
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.run.algorithms import find_algorithm
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.devices import device_of
+from appo.algorithms.runtime.device_of import device_of
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 algorithm = find_algorithm(sys.argv[1])
 spec = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 2),)))

@@ -33,7 +33,8 @@ from appo.algorithms.run.trust import marked
 from appo.algorithms.run.tuning.choice import Costs
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, encode
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.state_files import encode
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
 from appo.utils.lock import RunLock

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.runtime.checkpointing import load_best
-from appo.algorithms.runtime.memory.learner_state import encode
+from appo.algorithms.runtime.best_checkpoint import load_best
+from appo.algorithms.runtime.memory.state_files import encode
 from appo.algorithms.runtime.messages import SaveState
 from appo.utils import checkpoint_files, failpoints
 from tests.unit.runtime.test_checkpointing import TABLE, Saving, names, state_of

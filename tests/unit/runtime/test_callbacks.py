@@ -14,7 +14,6 @@ from appo.algorithms.runtime import callbacks as module
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import (
     Callbacks,
-    CustomSummaries,
     Episode,
     EpisodeWatch,
     GroupHooks,
@@ -24,6 +23,7 @@ from appo.algorithms.runtime.callbacks import (
     find_callbacks,
 )
 from appo.algorithms.runtime.config import LoggingConfig
+from appo.algorithms.runtime.custom_summaries import CustomSummaries
 from appo.algorithms.runtime.messages import Address, EpisodesDone, LearnerReport, Stop, WorkerReport
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.sampling.actor_worker import ActorWorker

@@ -17,14 +17,8 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.checkpointing import Checkpointing, resume
 from appo.algorithms.runtime.config import LoggingConfig, RunConfig
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import (
-    LearnerState,
-    ModelDescription,
-    StateBlock,
-    Table,
-    decode,
-    encode,
-)
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, Table
+from appo.algorithms.runtime.memory.state_files import decode, encode
 from appo.algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from appo.algorithms.runtime import devices
-from appo.algorithms.runtime.devices import CaptureError, CudaDevice, OnStream
+from appo.algorithms.runtime import cuda
+from appo.algorithms.runtime.cuda import CudaDevice, OnStream
+from appo.algorithms.runtime.devices import CaptureError
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.messages import Message, SlotReleased, Stop
 from appo.utils.errors import ResourceError
@@ -83,7 +84,7 @@ class Driver:
         }
         for name, value in known.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(devices, "Generator", lambda device: Generator(0))
+        monkeypatch.setattr(cuda, "Generator", lambda device: Generator(0))
         monkeypatch.setattr(torch, "zeros", self.zeros)
 
     def zeros(self, *shape: int, device: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.runtime.callbacks import CustomSummaries
+from appo.algorithms.runtime.custom_summaries import CustomSummaries
 from appo.utils.errors import UsageError
 
 NUMBER = 3

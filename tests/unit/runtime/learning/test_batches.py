@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
+from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
 

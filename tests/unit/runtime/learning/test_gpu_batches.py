@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from appo.algorithms.runtime.devices import HostDevice
-from appo.algorithms.runtime.learning.batches import ColumnBatches
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import COUNTED, DeviceStaging
 from appo.algorithms.runtime.messages import SlotReleased
 from tests.unit.runtime.devices import LateDevice

@@ -9,7 +9,7 @@ import torch
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered
 from appo.algorithms.runtime.learning.gradients import FIGURES, GRADIENT, PLACES, GradientRing, GradientSource
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateBlock, Vector
-from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.messages import Address, TrajectoryReady, Wake
 from appo.algorithms.runtime.roles import POLICY_WORKER
 from tests.unit.runtime.worlds import World, world_of

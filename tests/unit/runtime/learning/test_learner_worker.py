@@ -11,8 +11,10 @@ from torch import nn
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import learner_worker as module
-from appo.algorithms.runtime.learning.batches import Batch, ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
 from appo.algorithms.runtime.memory.weights import WeightRing

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from appo.algorithms.runtime.devices import HostDevice
-from appo.algorithms.runtime.learning.batches import BatchCounts, ColumnBatches, HostStaging, Staging
+from appo.algorithms.runtime.learning.batches import BatchCounts
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
+from appo.algorithms.runtime.learning.staging import HostStaging, Staging
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import World, columns_in, copy_of, hand_over, number_all, world_of

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from appo.algorithms.runtime.devices import HostDevice
-from appo.algorithms.runtime.learning.learner_worker import Publisher
+from appo.algorithms.runtime.learning.publisher import Publisher
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.weights import WeightRing
 from tests.unit.runtime.devices import LateDevice

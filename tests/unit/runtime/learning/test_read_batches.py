@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from appo.algorithms.runtime.learning.batches import Batch, ReadBatches
-from appo.algorithms.runtime.memory.slots import LearnerLedger
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.read_batches import ReadBatches
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.utils.errors import UsageError
 
 DATASET = 100

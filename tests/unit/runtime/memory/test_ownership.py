@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from appo.algorithms.runtime.budget import Budget
-from appo.algorithms.runtime.learning.batches import ColumnBatches, HostStaging
+from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.memory.learner_state import StateBlock
-from appo.algorithms.runtime.memory.slots import (
+from appo.algorithms.runtime.memory.ownership import (
     LearnerLedger,
     columns_used,
     handed_over,

@@ -13,10 +13,11 @@ from appo.algorithms.runtime.messages import (
     WorkerReport,
     WorkerRetires,
 )
-from appo.algorithms.runtime.sampling import actor_worker
 from appo.algorithms.runtime.sampling import actor_worker as module
-from appo.algorithms.runtime.sampling.actor_worker import ActorWorker, LeakWatch
+from appo.algorithms.runtime.sampling import leak_watch
+from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
+from appo.algorithms.runtime.sampling.leak_watch import LeakWatch
 from tests.unit.runtime.groups import Played
 
 
@@ -159,7 +160,7 @@ def test_who_has_grown_too_much_retires_between_two_trajectories(monkeypatch: py
     worker = worker_of(*groups)
     worker.leaks = LeakWatch(0, "--flag")
     held = iter([100 << 20, 105 << 20, 107 << 20])
-    monkeypatch.setattr(actor_worker, "held_bytes", lambda: next(held))
+    monkeypatch.setattr(leak_watch, "held_bytes", lambda: next(held))
     told(worker, Begin())
 
     def step(index: int) -> list[Message]:
@@ -190,11 +191,11 @@ def test_who_has_grown_too_much_retires_between_two_trajectories(monkeypatch: py
 
 def test_who_has_opened_half_of_the_files_it_may_retires(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = LeakWatch(1 << 40, "")
-    monkeypatch.setattr(actor_worker.limits, "limit", lambda: 100)
+    monkeypatch.setattr(leak_watch.limits, "limit", lambda: 100)
     for count, reason in ((50, None), (51, "it has 51 open files of 100")):
-        monkeypatch.setattr(actor_worker.limits, "num_open", lambda count=count: count)
+        monkeypatch.setattr(leak_watch.limits, "num_open", lambda count=count: count)
         assert watch.reason() == reason
-    monkeypatch.setattr(actor_worker.limits, "limit", lambda: None)
+    monkeypatch.setattr(leak_watch.limits, "limit", lambda: None)
     assert watch.reason() is None
 
 

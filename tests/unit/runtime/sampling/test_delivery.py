@@ -8,7 +8,7 @@ from torch import nn
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.weights import WeightRing
-from appo.algorithms.runtime.sampling.policy_worker import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightReader
+from appo.algorithms.runtime.sampling.weight_reader import DAMAGED_VERSIONS, LOAD_ATTEMPTS, WeightReader
 from appo.utils.errors import ResourceError
 
 SIZE = 5

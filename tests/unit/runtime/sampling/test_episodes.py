@@ -1,8 +1,8 @@
 import numpy as np
 
 from appo.algorithms.runtime.messages import EpisodesDone
-from appo.algorithms.runtime.sampling import env_group as module
-from appo.algorithms.runtime.sampling.env_group import Episodes
+from appo.algorithms.runtime.sampling import episodes as module
+from appo.algorithms.runtime.sampling.episodes import Episodes
 from appo.envs.spec import EpisodeStats, StepRow
 
 

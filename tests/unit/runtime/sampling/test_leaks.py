@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from appo.algorithms.runtime.sampling import actor_worker
-from appo.algorithms.runtime.sampling.actor_worker import MIB, LeakWatch
+from appo.algorithms.runtime.sampling import leak_watch
+from appo.algorithms.runtime.sampling.leak_watch import MIB, LeakWatch
 
 LIMIT = 100  # MiB
 
@@ -16,9 +16,9 @@ def replaced(
 ) -> tuple[int, str] | None:
     """In which second of its life an actor asks for a successor that grows like that [MiB], and why."""
     watch, now = LeakWatch(LIMIT * MIB, "--flag", lives_before), 0
-    monkeypatch.setattr(actor_worker.time, "monotonic", lambda: 5000.0 + now)
-    monkeypatch.setattr(actor_worker, "held_bytes", lambda: int((300 + grown(now)) * MIB))
-    monkeypatch.setattr(actor_worker.limits, "num_open", lambda: 0)
+    monkeypatch.setattr(leak_watch.time, "monotonic", lambda: 5000.0 + now)
+    monkeypatch.setattr(leak_watch, "held_bytes", lambda: int((300 + grown(now)) * MIB))
+    monkeypatch.setattr(leak_watch.limits, "num_open", lambda: 0)
     while now < seconds:
         if reason := watch.reason():
             return now, reason

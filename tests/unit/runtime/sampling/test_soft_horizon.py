@@ -11,7 +11,7 @@ from gymnasium import spaces
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks
 from appo.algorithms.runtime.messages import EpisodesDone
-from appo.algorithms.runtime.sampling.env_group import SoftHorizon
+from appo.algorithms.runtime.sampling.episodes import SoftHorizon
 from appo.envs.config import EnvConfig
 from appo.envs.spec import StepRow
 from appo.utils.errors import UsageError

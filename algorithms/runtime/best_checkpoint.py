@@ -1,0 +1,119 @@
+"""The best checkpoint of a policy: when a policy has improved, and where its checkpoint is kept."""
+
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from appo.algorithms.runtime.config import RunConfig
+from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.runtime.memory.plain_state import read_plain
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.utils import checkpoint_files
+from appo.utils.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+KEY = "best"  # in state.json: which metric, and its value
+
+
+class Best:
+    """The best checkpoint of one policy, alone in a directory of its own; a later start knows how good it is.
+
+    Args:
+        directory: of the policy's best checkpoints.
+        config: of the run.
+    """
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
+        self.directory, self.config = directory, config
+        self.value, self._path = self._find_best()
+
+    def better(self, progress: PolicyProgress) -> float | None:
+        """Return the metric of a policy, over a full window of episodes, if finite and better than ever (higher)."""
+        name, _, kind = self.config.save_best_metric.rpartition("/")
+        statistic = progress.statistics().get(name)
+        if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
+            return None
+        if statistic is None or statistic.count < progress.stats_avg:
+            return None
+        value = {"mean": statistic.mean, "min": statistic.min, "max": statistic.max}[kind]
+        return value if math.isfinite(value) and value > self.value else None
+
+    def mark(self, state: LearnerState, value: float) -> LearnerState:
+        """Return the state with the metric that makes it the best."""
+        return replace(state, meta={**state.meta, KEY: {"metric": self.config.save_best_metric, "value": value}})
+
+    def save(self, name: str, files: dict[str, bytes], value: float) -> None:
+        """Keep a checkpoint instead of the one before; files are those of a state that `mark` has marked.
+
+        Raises:
+            ResourceError: the disk is full or refuses; the best before is untouched.
+        """
+        path = checkpoint_files.save(self.directory, name, files)
+        self.value, self._path = value, path
+        log.info("saved %s, the best so far: %s %.6g", path, self.config.save_best_metric, value)
+        self._keep_only(path)
+
+    def forget_what_is_gone(self) -> None:
+        """Begin anew where the best so far has been removed."""
+        try:
+            os.lstat(self._path)
+        except FileNotFoundError:
+            self.value = -math.inf
+        except OSError as error:  # it is only out of reach
+            log.debug("%s cannot be looked for: %s", self._path, error)
+
+    def _find_best(self) -> tuple[float, Path]:
+        """Find value and path of the best one on disk, which stays alone; -inf: there is none, or by another metric."""
+        checkpoint_files.clean_temporaries(self.directory)
+        found: list[tuple[float, Path]] = []
+        for _, path in reversed(checkpoint_files.listed_if_readable(self.directory)):
+            try:
+                checkpoint_files.verify(path)
+                read_plain(checkpoint_files.read(path, "state.json"))
+            except CheckpointError as error:
+                log.warning("damaged best checkpoint set aside: %s", error)
+                checkpoint_files.quarantine(self.directory, (checkpoint_files.Damaged(path, str(error)),))
+                continue
+            found.append((_worth(path, self.config.save_best_metric), path))
+        value, path = max(found, default=(-math.inf, self.directory))
+        self._keep_only(path)
+        return value, path
+
+    def _keep_only(self, path: Path) -> None:
+        for _, other in checkpoint_files.listed_if_readable(self.directory):
+            if other != path:
+                checkpoint_files.remove(other)
+
+
+def load_best(
+    directory: Path,
+    metric: str,
+    check: Callable[[dict[str, bytes]], object] = lambda files: None,
+    limit: checkpoint_files.Limit | None = None,
+) -> checkpoint_files.Loaded | None:
+    """Load the best checkpoint that verifies and stands the check, by this metric; None where there is none.
+
+    A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
+    that went back to an older checkpoint may have found something better with fewer.
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be read.
+    """
+    return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check, limit=limit)
+
+
+def _worth(path: Path, metric: str) -> float:
+    """Return the value that a best checkpoint claims; -inf if by another metric.
+
+    One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
+    """
+    try:
+        kept = read_plain(checkpoint_files.read(path, "state.json")).get(KEY, {})
+    except CheckpointError:
+        return math.inf
+    return float(kept["value"]) if kept.get("metric") == metric else -math.inf

@@ -1,0 +1,233 @@
+"""CUDA: registered memory, streams, events and graphs. No other file calls `torch.cuda`.
+
+Every worker issues its work to its own stream and never to the default stream. The default stream cannot be captured,
+and inference in the process of the learner must not wait behind training. Written for torch 2.11 to 2.13.
+"""
+
+import contextlib
+import gc
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Generator, Tensor
+
+from appo.algorithms.runtime.devices import CaptureError, Event, SideStream
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.messages import Message, Worker
+from appo.utils.errors import ResourceError
+
+log = logging.getLogger(__name__)
+
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
+
+SUCCESS = 0
+
+NAP_SECONDS = 1e-4
+
+HIGH_PRIORITY = -1
+
+_registered: set[int] = set()  # addresses of arenas; a process may have several workers around one
+
+
+class CudaStream:
+    """A side stream."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def active(self) -> AbstractContextManager[object]:
+        """Make the stream the current one while entered."""
+        return torch.cuda.stream(self.stream)
+
+    def follow(self) -> None:
+        """Start after all that has been issued to compute."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+
+    def lead(self) -> None:
+        """Let work that is issued to compute start after this."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def mark(self) -> Event:
+        """Return an event behind all that has been issued here."""
+        return _event(self.stream)
+
+
+class OnStream:
+    """A worker whose work goes to a stream; the stream is not left current between two of its messages.
+
+    Args:
+        worker: the worker.
+        stream: its stream.
+    """
+
+    def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
+        self.worker, self.stream = worker, stream
+
+    def handle(self, message: Message) -> Iterator[Message]:
+        """Handle a message as the worker does, on the stream."""
+        return self._issue(self.worker.handle(message))
+
+    def pending(self) -> bool:
+        """Return whether the worker has work."""
+        return self.worker.pending()
+
+    def work(self) -> Iterator[Message]:
+        """Do one unit of the worker's work, on the stream."""
+        return self._issue(self.worker.work())
+
+    def _issue(self, messages: Iterator[Message]) -> Iterator[Message]:
+        while True:
+            with torch.cuda.stream(self.stream):
+                message = next(messages, None)
+            if message is None:
+                return
+            yield message
+
+
+class CudaDevice:
+    """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
+
+    Args:
+        urgent: whether the work of a worker made here goes before that of others, where both wait.
+
+    Raises:
+        ResourceError: torch cannot use the GPU.
+    """
+
+    name, is_host = "cuda", False
+
+    def __init__(self, urgent: bool = False) -> None:
+        if not torch.cuda.is_available():
+            raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
+        self._priority = HIGH_PRIORITY if urgent else 0
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def make(self, make: Callable[[], Worker]) -> Worker:
+        """Make a worker on a stream of its own."""
+        stream = torch.cuda.Stream(priority=self._priority)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            worker = make()
+        return OnStream(worker, stream)
+
+    def register(self, arena: Arena) -> None:
+        """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
+        address = arena.address
+        if address in _registered:
+            return
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, PORTABLE))
+        if code == SUCCESS:
+            _registered.add(address)
+            weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
+            return
+        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.name)
+        log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+
+    def side_stream(self) -> SideStream:
+        """Make a new stream."""
+        return CudaStream()
+
+    def mark(self) -> Event:
+        """Return an event behind all that has been issued to compute."""
+        return _event(torch.cuda.current_stream())
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Copy through pinned memory of its own, which torch keeps until the copy is done."""
+        if tensor.is_cuda or not tensor.numel():
+            return tensor.to(self.name)
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(self.name, non_blocking=True)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate pinned memory."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
+        """Capture a CUDA graph on the current stream, outside of inference mode.
+
+        What it keeps of generators, the default one among them, would be tensors of that mode, which no other capture
+        of the process could change outside of it.
+
+        Raises:
+            CaptureError: with what CUDA said.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.inference_mode(False), _without_collections():
+                _let_draw(graph, generator)
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                    function()
+        except RuntimeError as error:
+            self._clear_up(stream, generator)
+            cause = error.__context__ or error  # ending a capture that has failed raises once more
+            raise CaptureError(str(cause).partition("\n")[0]) from error
+        return graph.replay
+
+    @contextlib.contextmanager
+    def strict(self) -> Iterator[None]:
+        """Raise, while entered, where an operation waits for the device."""
+        before = torch.cuda.get_sync_debug_mode()
+        _set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            _set_sync_debug_mode(before)
+
+    def nap(self) -> None:
+        """Sleep for less than any kernel of interest takes."""
+        time.sleep(NAP_SECONDS)
+
+    def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
+        """Clear up after a failed capture, which leaves its stream current, its memory and generators half captured."""
+        torch.cuda.set_stream(stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
+            if used is not None:
+                fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
+                used.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _unregister(address: int) -> None:
+    """Unpin memory before other memory is mapped at its address, which CUDA would take for the pages it knows."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    _registered.discard(address)
+
+
+def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
+    """Let a graph draw from a generator: newer versions of torch do that by themselves and call this deprecated."""
+    if generator is not None and hasattr(graph, "register_generator_state"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.register_generator_state(generator)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage while entered: a graph that is destroyed ends the capture of another."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _event(stream: torch.cuda.Stream) -> Event:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+    event.record(stream)
+    return event
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():  # "is a prototype feature"
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,189 @@
+"""Batches filled from slots: columns are copied out of slots, and slots are released at once."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.staging import Staging
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.ownership import columns_used, note_columns_used
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
+
+
+class ColumnBatches:
+    """Batches of one policy from whole columns, each used once.
+
+    Args:
+        staging: memory of the batches; it says where their columns come from.
+        policy: whose steps count.
+        columns: trajectories per macro batch.
+        max_policy_lag: a column whose oldest valid step was acted this many versions ago is discarded.
+        hold: release slots only after training (synchronous runs of a single policy).
+        num_policies: a column without a step of `policy` is skipped.
+        rounds: take slots in rounds, one of every group in the order of the groups, and release a round as a whole
+            (lockstep; there is one slot for each group); else first in, first out.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        policy: int,
+        columns: int,
+        max_policy_lag: int,
+        hold: bool,
+        num_policies: int,
+        *,
+        rounds: bool = False,
+    ) -> None:
+        self.staging, self.trajectories, self.policy, self.num_columns = staging, staging.trajectories, policy, columns
+        self.max_policy_lag, self.num_policies, self.rounds = max_policy_lag, num_policies, rounds
+        self.hold = rounds or (hold and num_policies == 1)
+        self.queue: deque[TrajectoryReady] = deque()
+        self.held: list[TrajectoryReady] = []
+        self.filled, self._next_columns = 0, columns
+        self.staged_samples = self.queued_samples = 0
+        self.discarded = self.released = self.trajectories_seen = 0
+        self._entered = Entered()
+        self.staging.allocate(columns)
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot unless the message is of an earlier hand-over."""
+        if message.sequence == self.trajectories.sequence[message.slot]:
+            self.queue.append(message)
+            self.trajectories_seen += 1
+            self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
+        if self.rounds:
+            self.queue = deque(sorted(self.queue))
+
+    def resize(self, columns: int) -> None:
+        """Make batches of so many columns, from the next one on that is begun."""
+        self._next_columns = columns
+
+    def weights_replaced(self) -> None:
+        """Discard the columns in the batch that is being filled."""
+        self.discarded += self.staged_samples
+        self.filled = self.staged_samples = 0
+
+    def fill(self, version: int) -> Iterator[SlotReleased]:
+        """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        yield from self._release_free()
+        if not self.filled and self._next_columns != self.num_columns:
+            self.num_columns = self._next_columns
+            self.staging.allocate(self.num_columns)
+        num_rows = self.trajectories.valid.shape[2]
+        while self.queue and self.filled < self.num_columns:
+            message = self.queue[0]
+            start = self._next_column(message)
+            fresh = self._fresh(message.slot, start, version)
+            room = self.num_columns - self.filled
+            end = int(fresh[room]) if len(fresh) > room else num_rows
+            staged = self._copy(message.slot, fresh[:room])
+            used = int(np.count_nonzero(self._mine(message.slot)[:, start:end]))
+            self.discarded += used - staged
+            self.queued_samples -= used
+            note_columns_used(self.trajectories, message, end)
+            if end < num_rows:
+                return
+            self.queue.popleft()
+            if self.hold:
+                self.held.append(message)
+            else:
+                self.staging.give_back(message)
+                yield from self._release_free()
+        if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
+            yield from self._release_lacking()
+
+    def take(self) -> Batch | None:
+        """Return the batch when it is full and has arrived, else None; it is overwritten later, see `staging`."""
+        if self.filled < self.num_columns:
+            return None
+        batch = self.staging.take()
+        if batch is not None:
+            valid, num_frames = self.staging.counted()
+            self._entered = Entered(self.staged_samples, int(num_frames[valid].sum()))
+            self.filled = self.staged_samples = 0
+        return batch
+
+    def entered(self) -> Entered:
+        """Return the steps of the batch, once."""
+        entered, self._entered = self._entered, Entered()
+        return entered
+
+    def metrics(self) -> dict[str, float]:
+        """Return nothing: the worker's counts say it all."""
+        return {}
+
+    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
+        """Release the slots that were held during training, those of rounds when the whole round is used up."""
+        if self.rounds and self.queue:
+            return
+        for message in self.held:
+            self.staging.give_back(message)
+        self.held = []
+        yield from self._release_free()
+
+    def _release_lacking(self) -> Iterator[SlotReleased]:
+        """Release as many slots as fill the batch: with every slot of the run held, nothing could arrive.
+
+        What more slots would bring would wait for the next batch, acted by older weights. A round goes as a whole.
+        """
+        rows = self.trajectories.valid.shape[2]
+        count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // rows)
+        for message in self.held[:count]:
+            self.staging.give_back(message)
+        self.held = self.held[count:]
+        yield from self._release_free()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many slots are not used up, of rounds only complete ones, or still read; a late batch counts."""
+        complete = not self.rounds or len(self.queue) + len(self.held) == len(self.trajectories.owner)
+        arriving = self.staging.on_their_way + (self.staging.late and self.filled == self.num_columns)
+        return arriving + (len(self.queue) if complete else 0)
+
+    def counts(self) -> BatchCounts:
+        """Return the counts of the trajectories by their fate."""
+        in_flight = self.staged_samples + self.queued_samples
+        held = len(self.queue) + len(self.held) + self.staging.on_their_way
+        return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
+
+    def _next_column(self, message: TrajectoryReady) -> int:
+        """Return the first column of a hand-over that no batch has had, nor one of a dead learner in this place."""
+        return columns_used(self.trajectories, message)
+
+    def _mine(self, slot: int) -> Array:
+        """Return the valid steps of this policy, [T, R]."""
+        valid: Array = self.trajectories.valid[slot]
+        if self.num_policies == 1:
+            return valid
+        acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
+        return valid & acted
+
+    def _fresh(self, slot: int, start: int, version: int) -> Array:
+        """Return columns from `start` on that hold a step of this policy and none that is too old."""
+        mine = self._mine(slot)[:, start:]
+        acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
+        fresh = version - acted.min(axis=0) < self.max_policy_lag
+        usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
+        return usable + start
+
+    def _copy(self, slot: int, columns: Array) -> int:
+        """Copy columns of a slot to the end of the batch; return the valid steps in them."""
+        if not len(columns):
+            return 0
+        whole = columns[-1] - columns[0] + 1 == len(columns)
+        index: Any = slice(int(columns[0]), int(columns[-1]) + 1) if whole else columns
+        mine = self._mine(slot)[:, index]
+        self.staging.copy(slot, index, self.filled, mine)
+        self.filled += len(columns)
+        samples = int(np.count_nonzero(mine))
+        self.staged_samples += samples
+        return samples
+
+    def _release_free(self) -> Iterator[SlotReleased]:
+        for message in self.staging.given_back():
+            self.released += 1
+            yield SlotReleased(self.policy, message.slot, message.sequence)
