@@ -9,6 +9,7 @@ from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import (
     Batch,
     BatchCounts,
+    BatchSource,
     ColumnBatches,
     Entered,
     Feedback,
@@ -16,7 +17,7 @@ from appo.algorithms.runtime.learning.batches import (
 )
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.memory.slots import Trajectories, columns_used
-from appo.algorithms.runtime.messages import SlotReleased
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
 def make_column_batches(
@@ -54,7 +55,7 @@ def make_column_batches(
     )
 
 
-class StreamedBatches:
+class StreamedBatches(BatchSource):
     """Gives batches part by part, so that neither slots nor staging ever hold more than a part or a round of them.
 
     Slots hold one trajectory of every environment, and a batch is filled by as many rounds as it needs. A slot goes
@@ -74,7 +75,6 @@ class StreamedBatches:
         self.held: deque[SlotReleased] = deque()
         self._taken, self._added, self._entered = 0, Entered(), Entered()  # added: of the parts of this batch
         self._discarded = 0
-        self.add, self.resize = source.add, source.resize
 
     @property
     def staged_samples(self) -> int:
@@ -95,6 +95,14 @@ class StreamedBatches:
             discarded=counts.discarded + self._discarded,
             in_flight=counts.in_flight + self._added.samples,
         )
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot in the source."""
+        self.source.add(message)
+
+    def resize(self, columns: int) -> None:
+        """Make parts of so many columns, beginning with the next new part."""
+        self.source.resize(columns)
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Copy what waits into the part; release slots that the batch still needs."""

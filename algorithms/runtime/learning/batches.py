@@ -3,6 +3,7 @@
 A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -125,64 +126,61 @@ class Entered(NamedTuple):
     earlier: int = 0
 
 
-class BatchSource(Protocol):
-    """Gives a learner worker its batches.
+class BatchSource(ABC):
+    """Gives a learner worker its batches. Four members must be written; the others have defaults.
 
     Attributes:
         hold: whether slots are released only after training.
     """
 
-    hold: bool
+    hold: bool = False
 
     @property
     def staged_samples(self) -> int:
-        """Return the steps in the batch that is being filled; they are lost with the process."""
-        ...
+        """Return the number of steps in the unfinished batch, which are lost with the process; default: 0."""
+        return 0
 
     @property
+    @abstractmethod
     def waiting(self) -> int:
-        """Return how many slots are not used up."""
-        ...
+        """Return the number of slots, or of other inputs, that are not used up."""
 
+    @abstractmethod
     def counts(self) -> BatchCounts:
         """Return the counts of the trajectories by their fate."""
-        ...
 
-    def add(self, message: TrajectoryReady) -> None:
-        """Take in a slot that has been handed over."""
-        ...
+    @abstractmethod
+    def take(self) -> Batch | None:
+        """Return the next batch, or None while the batch is not full."""
+
+    @abstractmethod
+    def entered(self) -> Entered:
+        """Return the steps that have entered training since the last call."""
+
+    def add(self, message: TrajectoryReady) -> None:  # noqa: B027 (a source may use no slots)
+        """Take in a slot that has been handed over; default: leave the slot to other workers."""
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Move trajectories that were handed over towards the next batch."""
-        ...
-
-    def take(self) -> Batch | None:
-        """Return the next batch, or None while it is not full."""
-        ...
-
-    def entered(self) -> Entered:
-        """Return the steps that have entered training since the last call."""
-        ...
+        return iter(())
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
-        """Go on when the last batch has been trained and its weights are published.
+        """Go on after training on the last batch and publication of the weights.
 
         Args:
-            feedback: what the learner says of the batch, as after updated priorities.
+            feedback: values that the learner yields for the batch, such as priorities.
         """
-        ...
+        return iter(())
 
-    def resize(self, columns: int) -> None:
-        """Make batches of so many columns, from the next one on that is begun."""
-        ...
+    def resize(self, columns: int) -> None:  # noqa: B027 (sizes may be fixed)
+        """Make batches of so many columns, beginning with the next new batch; default: keep the size."""
 
-    def weights_replaced(self) -> None:
-        """Drop steps that must not be trained on with other weights than those that acted."""
-        ...
+    def weights_replaced(self) -> None:  # noqa: B027 (batches may not depend on the weights that acted)
+        """Drop steps that only the weights that acted may train on; default: keep all steps."""
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of its own by their tags, means since the last call; {}: it has none."""
-        ...
+        """Return metrics of the source, tag -> mean since the last call."""
+        return {}
 
 
 class Staging(Protocol):
@@ -280,7 +278,7 @@ def staging_for(source: Array, columns: int) -> Array:
     return np.zeros((source.shape[1], columns, *source.shape[3:]), source.dtype)
 
 
-class ColumnBatches:
+class ColumnBatches(BatchSource):
     """Batches of one policy from whole columns, each used once.
 
     Args:
@@ -293,6 +291,8 @@ class ColumnBatches:
         rounds: take slots in rounds, one of every group in the order of the groups, and release a round as a whole
             (lockstep; there is one slot for each group); else first in, first out.
     """
+
+    staged_samples = 0
 
     def __init__(
         self,
@@ -379,10 +379,6 @@ class ColumnBatches:
         entered, self._entered = self._entered, Entered()
         return entered
 
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the worker's counts say it all."""
-        return {}
-
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release the slots that were held during training, those of rounds when the whole round is used up."""
         if self.rounds and self.queue:
@@ -456,7 +452,7 @@ class ColumnBatches:
             yield SlotReleased(self.policy, message.slot, message.sequence)
 
 
-class ReadBatches:
+class ReadBatches(BatchSource):
     """Batches that are read in the learner's process, of a run without actors: there are no slots.
 
     The place that is read is the number of samples so far. The learner worker keeps it: in its ledger for a learner
@@ -469,7 +465,7 @@ class ReadBatches:
         ledger: of the learner, who notes its counts in it before every `take`.
     """
 
-    staged_samples, hold, waiting = 0, False, 1
+    waiting = 1
 
     def __init__(self, read: Callable[[int, int], Batch], columns: int, ledger: LearnerLedger) -> None:
         self.read, self.columns, self.ledger = read, columns, ledger
@@ -480,13 +476,6 @@ class ReadBatches:
     def counts(self) -> BatchCounts:
         """Return zeros: no trajectory is handed over."""
         return BatchCounts(0, 0, 0, 0, 0)
-
-    def add(self, message: TrajectoryReady) -> None:
-        """Do nothing: nobody owns a slot, so there is nothing to take."""
-
-    def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Do nothing: no trajectory waits to be copied."""
-        return iter(())
 
     def take(self) -> Batch:
         """Return the next batch, and let the one behind it be read."""
@@ -508,17 +497,6 @@ class ReadBatches:
         entered, self._entered = self._entered, Entered()
         return entered
 
-    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Do nothing: no slot is held."""
-        return iter(())
-
     def resize(self, columns: int) -> None:
         """Make batches of so many columns from now on."""
         self.columns = columns
-
-    def weights_replaced(self) -> None:
-        """Do nothing: the steps that are read do not depend on weights."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the worker's counts say it all."""
-        return {}
