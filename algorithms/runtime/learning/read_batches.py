@@ -1,14 +1,13 @@
 """Batches read by the learner process itself, in runs without actors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
-from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
-class ReadBatches:
+class ReadBatches(BatchSource):
     """Batches that are read in the learner's process, of a run without actors: there are no slots.
 
     The place that is read is the number of samples so far. The learner worker keeps it: in its ledger for a learner
@@ -21,7 +20,7 @@ class ReadBatches:
         ledger: of the learner, who notes its counts in it before every `take`.
     """
 
-    staged_samples, hold, waiting = 0, False, 1
+    waiting = 1
 
     def __init__(self, read: Callable[[int, int], Batch], columns: int, ledger: LearnerLedger) -> None:
         self.read, self.columns, self.ledger = read, columns, ledger
@@ -32,13 +31,6 @@ class ReadBatches:
     def counts(self) -> BatchCounts:
         """Return zeros: no trajectory is handed over."""
         return BatchCounts(0, 0, 0, 0, 0)
-
-    def add(self, message: TrajectoryReady) -> None:
-        """Do nothing: nobody owns a slot, so there is nothing to take."""
-
-    def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Do nothing: no trajectory waits to be copied."""
-        return iter(())
 
     def take(self) -> Batch:
         """Return the next batch, and let the one behind it be read."""
@@ -60,17 +52,6 @@ class ReadBatches:
         entered, self._entered = self._entered, Entered()
         return entered
 
-    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Do nothing: no slot is held."""
-        return iter(())
-
     def resize(self, columns: int) -> None:
         """Make batches of so many columns from now on."""
         self.columns = columns
-
-    def weights_replaced(self) -> None:
-        """Do nothing: the steps that are read do not depend on weights."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the worker's counts say it all."""
-        return {}
