@@ -5,13 +5,26 @@ A part in angle brackets stands for several names.
 
 import re
 
-from appo.algorithms.apex.config import METRICS, OF_SHARDS, REPLAY_METRICS
+from appo.algorithms.apex.config import OF_SHARDS, REPLAY_METRICS
+from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm
 from appo.algorithms.runtime.roles import ROLES
 
 Section = dict[str, str]
 
-OF_APEX = ("td_error", "q_mean", "target_mean", "weight_mean", "conservative_gap")
-"""Figures of its learner that no other has."""
+
+def of_learners() -> Section:
+    """Return the meanings of the metrics of all algorithms, with the algorithms unless all share the meaning."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for algo in ALGORITHMS:
+        for name, text in find_algorithm(algo).metrics.items():
+            found.setdefault(name, {}).setdefault(text, []).append(f"`{algo}`")
+    return {
+        f"train/{name}": "; ".join(
+            text if len(algos) == len(ALGORITHMS) else f"{text} ({', '.join(algos)})" for text, algos in texts.items()
+        )
+        for name, texts in found.items()
+    }
+
 
 SECTIONS: dict[str, Section] = {
     "Counters": {
@@ -28,25 +41,8 @@ SECTIONS: dict[str, Section] = {
         "stats/<name>/<kind>": "what the environment reports in `info` (`true_reward`, `episode_extra_stats`,"
         " `team_return` of several agents), or `on_episode_end` of a callback returns",
     },
-    "Training": {
-        "train/loss": "policy loss, weighted value loss, exploration loss and weighted divergence together",
-        "train/policy_loss": "of PPO's clipped surrogate",
-        "train/value_loss": "in units of the critic, before its coefficient",
-        "train/entropy": "of the action distribution; falls as the policy makes up its mind. Where it is near 0 early,"
-        " raise `--exploration_loss_coeff`",
-        "train/kl_divergence": "from the policy that acted to the one that learns; where it stays large, take smaller"
-        " steps or fewer epochs",
-        "train/ratio_mean": "mean probability ratio between the two; should stay near 1",
-        "train/ratio_max": "the largest",
-        "train/fraction_clipped": "share of steps whose ratio is outside of the clip range; advice as for divergence",
-        "train/advantage_std": "standard deviation of advantages before they are normalized, in units of return",
-        "train/value_mean": "mean predicted return",
-        "train/agreement": "share of steps in which the most probable action is what a dataset did (`--algo=BC`)",
-        "train/advantage_norm": "by which advantages are divided before they become weights (`--algo=MARWIL`)",
-        "train/weight_<kind>": "of the steps of a dataset (`--algo=MARWIL`): `mean`, `max`",
-        "train/grad_norm": "L2 norm of the gradient before it is limited by `--max_grad_norm`",
-        "train/learning_rate": "in use now",
-        "train/skipped": "share of updates that were not finite and left out; should be 0",
+    "Training": of_learners(),
+    "Training, every algorithm": {
         "train/skipped_in_a_row": "such updates since the last good one, see `--max_skipped_updates`",
         "train/rollbacks": "how often training went back to the last good state",
         "train/policy_lag_mean": "updates between acting and learning, mean over samples",
@@ -99,7 +95,7 @@ SECTIONS: dict[str, Section] = {
         "pbt/objective": "at the last decision about any policy",
         "pbt/rank": "the same; 1 is the best",
     },
-    "Ape-X": {f"train/{name}": text for name, text in METRICS.items() if name in OF_APEX} | REPLAY_METRICS | OF_SHARDS,
+    "Replay": REPLAY_METRICS | OF_SHARDS,
     "Self-play": {
         "selfplay/rating": "strength of the policy in Elo points: its first version has 0, 400 are odds of 10 to 1",
         "selfplay/win_rate": "share of the last games that it has won against each past version (a draw is a half),"

@@ -30,7 +30,6 @@ class REINFORCEConfig(ColumnsConfig):
 class REINFORCELearner(ActorCriticLearner):
     """Makes one step of Adam per batch."""
 
-    names = (*METRICS, *STEP_METRICS)
     config: REINFORCEConfig
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
@@ -42,8 +41,8 @@ class REINFORCELearner(ActorCriticLearner):
         weight = (returns.advantage if self.config.baseline else returns.target) / self.model.return_std
         log_prob = policy.log_prob(zero_invalid(batch.action, batch.valid))
         error = (value[:-1] - self.model.normalize_value(returns.target)).square()
-        policy_loss, value_loss = masked_means((-log_prob * weight, error), batch.valid).unbind()
-        self.descend(batch, policy_loss + 0.5 * value_loss, policy_loss, value_loss)
+        means = masked_means({"policy_loss": -log_prob * weight, "value_loss": error}, batch.valid)
+        self.descend(batch, means["policy_loss"] + 0.5 * means["value_loss"], means)
         self.statistics.update(batch, [(returns.target, batch.valid)])
         yield
 

@@ -5,7 +5,6 @@ Source: after Jaderberg et al. 2017, arXiv:1611.05397, section 3.2.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from appo.algorithms.appo.algorithm import APPO
@@ -29,17 +28,16 @@ class PredictionConfig(APPOConfig):
 class PredictingLearner(APPOLearner):
     """Adds the error of predicted rewards to APPO's loss and metrics."""
 
-    names = (*APPOLearner.names[:-3], "reward_loss", *APPOLearner.names[-3:])
     config: PredictionConfig
 
-    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return loss, value targets and metrics; features [T+1, B, F] come from the forward pass of APPO's loss."""
         seen: list[Tensor] = []
         with self.model.value_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             loss, target, metrics = super().loss(batch, whole)
         predicted = self.model.get_submodule("reward_head")(seen[-1][:-1]).squeeze(-1)
         error = masked_mean((predicted - batch.reward).square(), batch.valid)
-        return loss + self.config.reward_loss_coeff * error, target, torch.cat((metrics, error.detach().view(1)))
+        return loss + self.config.reward_loss_coeff * error, target, {**metrics, "reward_loss": error}
 
 
 class RewardPrediction(APPO):

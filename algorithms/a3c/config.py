@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, OptimizerConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -84,25 +84,20 @@ class A3CConfig(OptimizerConfig):
 
 
 COMPUTED = {
-    "loss": "weighted sum of the losses below",
-    "policy_loss": "log-probability of the actions times their advantage, negated",
-    "value_loss": "squared error of the critic, in the critic's units",
-    "entropy": "mean entropy of the policy",
+    **{name: text for name, text in ACTOR_CRITIC_METRICS.items() if name not in STEP_METRICS},
+    "policy_loss": "log-probability of the actions times the advantage, negated",
     "advantage_std": "standard deviation of the advantages of a trajectory, in units of the critic",
-    "value_mean": "mean value of the critic, in units of return",
     "reproduction_error": "largest difference of log-probabilities and values between acting and differentiating",
 }
-"""What an actor's worker reports with a gradient, in this order."""
+"""Metrics that an actor's worker sends with a gradient, in this order."""
 
-METRICS = COMPUTED | {
-    "grad_norm": "L2 norm of the gradient before it is clipped",
-    "learning_rate": "step size of the optimizer",
-    "skipped": "share of updates that were skipped because something was not finite",
+METRICS = {
+    **COMPUTED,
+    **STEP_METRICS,
     "wait_ms": "milliseconds in which the learner waited for a gradient",
-    "apply_ms": "milliseconds in which it applied one",
-    "dispatch_ms": "milliseconds in which it published the weights",
+    "apply_ms": "milliseconds in which the learner applied a gradient",
+    "dispatch_ms": "milliseconds in which the learner published the weights",
 }
-"""What its learner reports, in this order."""
 
 PANEL = {
     "policy_loss": "policy",

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from appo.algorithms.a3c.config import COMPUTED, METRICS, A3CConfig
+from appo.algorithms.a3c.config import COMPUTED, A3CConfig
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.flat_module import FlatModule, split
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import gae
-from appo.algorithms.parts.learner import FlatLearner
+from appo.algorithms.parts.config import STEP_METRICS
+from appo.algorithms.parts.learner import LOSS, FlatLearner, row_of
 from appo.algorithms.parts.optimizer import FlatAdam
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import RunningStatistics
@@ -24,8 +25,6 @@ from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.gradients import FIGURES, GRADIENT
 from appo.algorithms.runtime.memory.arena import Array
 from appo.envs.spec import MASK_KEY, EnvSpec
-
-NAMES = tuple(METRICS)
 
 
 class TrajectoryGradient:
@@ -55,22 +54,23 @@ class TrajectoryGradient:
         The batch has at least one valid step.
         """
         self.gradient.zero_()
-        loss, target, computed = self.loss(batch)
+        loss, target, metrics = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         gathered = RunningStatistics(self.model, self.config.normalize_returns)
         gathered.gather(batch, [(target, batch.valid)])
         gathered.settle()
-        figures: Array = np.concatenate((computed.numpy(), gathered.to_array()), dtype=np.float64)
+        computed = row_of({name: metrics[name] for name in COMPUTED}).numpy()
+        figures: Array = np.concatenate((computed, gathered.to_array()), dtype=np.float64)
         return figures
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The objective of a trajectory, to be minimized: means over its valid steps.
 
             R_t = r_t + gamma R_(t+1), from the value of the last state;    A_t = R_t - V(s_t)
             L   = - mean log pi(a_t|s_t) A_t  +  c_v mean (V(s_t) - R_t)^2  -  c_e mean entropy
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return, and the values of `COMPUTED`.
+            Scalar loss, value targets [T, B] in units of return, and metrics: name -> scalar.
 
         Source: Mnih et al. 2016, arXiv:1602.01783, algorithm S3 and section 4; with `--gae_lambda` below 1, advantages
         of Schulman et al. 2016, arXiv:1506.02438, eq. 16.
@@ -89,22 +89,20 @@ class TrajectoryGradient:
             **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
         )
         advantage = advantage / model.return_std
-        means = losses.masked_means(
-            (
-                -log_prob * advantage,
-                (value[:-1] - model.normalize_value(target)).square(),
-                policy.entropy(),
-                worth[:-1],
-            ),
-            valid,
-        )
-        policy_loss, value_loss, entropy, value_mean = means.unbind()
-        loss = policy_loss + c.value_loss_coeff * value_loss - c.exploration_loss_coeff * entropy
+        terms = {
+            "policy_loss": -log_prob * advantage,
+            "value_loss": (value[:-1] - model.normalize_value(target)).square(),
+            "entropy": policy.entropy(),
+            "value_mean": worth[:-1],
+        }
+        means = losses.masked_means(terms, valid)
+        loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
+        loss = loss - c.exploration_loss_coeff * means["entropy"]
         _, std = losses.masked_mean_and_std(advantage, valid)
         acted = torch.stack((batch.recorded["log_prob"], batch.recorded["value"]))
         again = torch.stack((log_prob.detach(), worth[:-1]))
         error = ((again - acted).abs() / (1 + acted.abs())).masked_fill(~valid, 0.0).max()
-        return loss, target, torch.stack((loss, *means[:3], std, value_mean, error)).detach()
+        return loss, target, {"loss": loss, **means, "advantage_std": std, "reproduction_error": error}
 
 
 class A3CLearner(FlatLearner):
@@ -118,7 +116,6 @@ class A3CLearner(FlatLearner):
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
     """
 
-    names = NAMES
     config: A3CConfig
 
     def __init__(self, flat: FlatModule, config: A3CConfig) -> None:
@@ -142,15 +139,21 @@ class A3CLearner(FlatLearner):
         self.optimizer.follow(progress)
         self.optimizer.gradient.copy_(batch.recorded[GRADIENT][: self.flat.num_parameters])
         self._rate.copy_(self.optimizer.learning_rate)
-        norm, skipped = self.optimizer.step(torch.tensor(bool(np.isfinite(computed[0]))), torch.zeros(()))
+        is_finite = bool(np.isfinite(dict(zip(COMPUTED, computed, strict=True))[LOSS]))
+        norm, skipped = self.optimizer.step(torch.tensor(is_finite), torch.zeros(()))
         self.statistics.merge(gathered)
         self.updates, self.version = self.updates + 1, self.version + 1
         applied = time.perf_counter()
         yield
         self._idle_since = time.perf_counter()
-        seconds = np.array((waited, applied - taken, self._idle_since - applied))
-        scalars = [float(x) for x in (norm, self.optimizer.learning_rate, skipped)]
-        self._metric_sum += torch.from_numpy(np.concatenate((computed, scalars, 1000 * seconds)))
+        stepped = [float(x) for x in (norm, self.optimizer.learning_rate, skipped)]
+        milliseconds = {
+            "wait_ms": 1000 * waited,
+            "apply_ms": 1000 * (applied - taken),
+            "dispatch_ms": 1000 * (self._idle_since - applied),
+        }
+        values = torch.tensor((*computed, *stepped, *milliseconds.values()), dtype=torch.float64)
+        self.add_metrics((*COMPUTED, *STEP_METRICS, *milliseconds), values)
         self._metric_count += 1
 
     def metrics(self) -> dict[str, float]:

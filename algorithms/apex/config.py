@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.parts.config import STEP_METRICS, OptimizerConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -222,12 +222,9 @@ METRICS = {
     "q_mean": "mean value of the actions taken, in units of the network",
     "target_mean": "mean of the targets, in units of the network",
     "weight_mean": "mean importance weight; the largest of a batch is 1",
-    "conservative_gap": "mean of log sum exp Q less Q of what was done, which --cql_alpha lowers; 0 without",
-    "grad_norm": "L2 norm of the gradient before it is clipped",
-    "learning_rate": "step size of Adam",
-    "skipped": "share of updates that were skipped because something was not finite",
+    "conservative_gap": "mean of log sum exp Q minus Q of the action taken, lowered by `--cql_alpha`",
+    **STEP_METRICS,
 }
-"""What its learner reports, in this order."""
 
 PANEL = {"loss": "loss", "td_error": "error", "q_mean": "q", "grad_norm": "gradient", "learning_rate": "rate"}
 

@@ -9,21 +9,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from appo.algorithms.apex.config import METRICS, ApexConfig
+from appo.algorithms.apex.config import ApexConfig
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import QNetwork
 from appo.algorithms.ops import losses, q_learning
-from appo.algorithms.parts.config import STEP_METRICS
-from appo.algorithms.parts.learner import FlatLearner
+from appo.algorithms.parts.learner import FlatLearner, Metrics
 from appo.algorithms.parts.optimizer import adam_of
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
-
-NAMES = tuple(METRICS)
 
 TARGET = "target"
 """Name of the vector in a state that holds the weights of the target network."""
 
-Quick = Callable[[Batch, float], tuple[Tensor, Tensor]]
+Quick = Callable[[Batch, float], tuple[Tensor, Metrics]]
 MakeQuick = Callable[["ApexLearner"], Quick | None]
 
 
@@ -41,7 +38,6 @@ class ApexLearner(FlatLearner):
         quick: does what `differentiate` does, in less time; None: there is no such thing.
     """
 
-    names = NAMES
     config: ApexConfig
 
     def __init__(self, flat: FlatModule, config: ApexConfig, make_quick: MakeQuick | None = None) -> None:
@@ -69,7 +65,7 @@ class ApexLearner(FlatLearner):
         """
         self.optimizer.follow(progress)
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
-        self.step(error >= 0, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
+        self.step(error >= 0, metrics)
         self._metric_count += 1
         self.statistics.update(batch, [])
         self.updates += 1
@@ -79,7 +75,7 @@ class ApexLearner(FlatLearner):
             self.version += 1
         yield {"priority": error.cpu().numpy(), "flags": self.config}
 
-    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Set the gradient of the loss of a batch; return errors and metrics as `loss` does."""
         self.optimizer.gradient.zero_()
         loss, error, metrics = self.loss(batch, beta)
@@ -91,8 +87,8 @@ class ApexLearner(FlatLearner):
         c = self.config
         return c.priority_beta + min(1.0, progress) * (c.priority_beta_final - c.priority_beta)
 
-    def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss, the mean over branches of absolute errors [T, B], and the first of `NAMES`.
+    def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the loss, the mean over branches of absolute errors [T, B], and metrics: name -> scalar.
 
         The error of a step that has no loss is -1.
 
@@ -112,10 +108,17 @@ class ApexLearner(FlatLearner):
             loss = loss + alpha * gap
         error = difference.detach().abs().mean(-1)
         learnable = self._learnable(batch)
-        figures = error, value.detach().mean(-1), target, weight.expand_as(error), gap.detach()
-        means = losses.masked_means((weight * loss, *figures), learnable)
+        terms = {
+            "loss": weight * loss,
+            "td_error": error,
+            "q_mean": value.detach().mean(-1),
+            "target_mean": target,
+            "weight_mean": weight.expand_as(error),
+            "conservative_gap": gap.detach(),
+        }
+        means = losses.masked_means(terms, learnable)
         # An error that is not finite must not decide what is drawn.
-        return means[0], torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means.detach()
+        return means["loss"], torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
 
     def _allowed(self, batch: Batch, q: Tensor) -> Tensor:
         """Return Q [T, B, L] of the steps of a batch, by what their masks allow."""

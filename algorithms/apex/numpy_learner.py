@@ -14,6 +14,7 @@ from torch import Tensor
 from appo.algorithms.apex.learner import ApexLearner
 from appo.algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
 from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import Batch
 
@@ -31,22 +32,22 @@ class NumpyUpdate:
         self.learner, self._check = learner, TwinCheck()
         self._networks: dict[int, tuple[NumpyQNetwork, ...]] = {}
 
-    def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Do what `ApexLearner.differentiate` does; now and then torch does, and both are compared."""
         learner = self.learner
         if not self._check.is_due():
             return self.differentiate(batch, beta)
         gradient = learner.optimizer.gradient
-        self.differentiate(batch, beta)
+        names = self.differentiate(batch, beta)[1].keys()
         mine = gradient.clone()
         found = learner.differentiate(batch, beta)
-        if self._check.retires(mine, gradient):
+        if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
             learner.quick = None
         return found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
-    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
-        """Set the gradient of a batch of single steps; the errors [1, B], and the first of the metrics."""
+    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, dict[str, float]]:
+        """Set the gradient of a batch of single steps; return the errors [1, B], and the metrics of `loss`."""
         c, (valid,) = self.learner.config, batch.valid.numpy()
         trained, target, chooser = self._networks_for(len(valid))
         now, later = batch.obs[trained.key].numpy()
@@ -67,10 +68,11 @@ class NumpyUpdate:
         gradient = np.zeros_like(q)
         gradient[rows, action] = np.where(valid, -weight * slope, ZERO) * share
         trained.backward(gradient)
-        terms = weight * loss, size, value, aim, weight
-        means = [float(np.where(valid, term, ZERO).sum() * share) for term in terms]
+        terms = {"loss": weight * loss, "td_error": size, "q_mean": value, "target_mean": aim, "weight_mean": weight}
+        means = {name: float(np.where(valid, term, ZERO).sum() * share) for name, term in terms.items()}
         size = np.nan_to_num(size, nan=0.0, posinf=0.0)
-        return torch.from_numpy(np.where(valid, size, np.float32(-1))[None]), torch.tensor([*means, 0.0])
+        error = torch.from_numpy(np.where(valid, size, np.float32(-1))[None])
+        return error, means | {"conservative_gap": 0.0}
 
     def _networks_for(self, rows: int) -> tuple[NumpyQNetwork, ...]:
         """Return the twins of the network that is trained, of the target, and of the first where it only chooses."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from appo.algorithms.datasets.config import InputConfig
-from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, ColumnsConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -90,19 +90,10 @@ class APPOConfig(InputConfig, ColumnsConfig):
 
 
 METRICS = {
-    "loss": "weighted sum of the losses below",
-    "policy_loss": "PPO's clipped surrogate, negated",
-    "value_loss": "squared error of the critic, in the critic's units",
-    "entropy": "mean entropy of the policy",
-    "kl_divergence": "mean KL divergence from the policy that acted to the one that is trained",
-    "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy",
-    "ratio_max": "largest such ratio",
-    "fraction_clipped": "share of steps whose ratio is outside the clip",
-    "advantage_std": "standard deviation of the advantages before they are normalized",
-    "value_mean": "mean value of the critic, in units of return",
-    **STEP_METRICS,
+    **ACTOR_CRITIC_METRICS,
+    **CLIPPING_METRICS,
+    "advantage_std": "standard deviation of the advantages before normalization, in units of return",
 }
-"""What its learner reports, in this order."""
 
 
 PANEL = {

@@ -10,16 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from appo.algorithms.appo.config import METRICS, APPOConfig
+from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
-from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.parts.learner import ActorCriticLearner, row_of
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
-
-NAMES = tuple(METRICS)
 
 QuickUpdate = Callable[[Batch], Tensor]
 
@@ -44,7 +42,6 @@ class APPOLearner(ActorCriticLearner):
         quick_update: does what `update` does, in less time; None: there is no such thing.
     """
 
-    names = NAMES
     config: APPOConfig
 
     def __init__(
@@ -100,24 +97,25 @@ class APPOLearner(ActorCriticLearner):
         self.step(batch.valid, metrics)
         return target
 
-    def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Set the gradient of a minibatch [T, B]; its value targets [T, B] in units of return, and its metrics."""
-        # Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
         parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
-        whole = self._whole(parts) if len(parts) > 1 else None
         self.optimizer.gradient.zero_()
-        targets, metrics = [], torch.zeros_like(self._metric_sum, dtype=torch.float32)
-        for part in parts:
-            loss, target, part_metrics = self.loss(part, whole)
-            if whole is not None:
-                share = part.valid.sum() / whole.num_valid
-                loss, part_metrics = loss * share, part_metrics * share
+        if len(parts) == 1:
+            loss, target, metrics = self.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
+            return target, metrics
+        # Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
+        whole, targets, total = self._whole(parts), [], self.optimizer.gradient.new_zeros(())
+        for part in parts:
+            loss, target, metrics = self.loss(part, whole)
+            share = part.valid.sum() / whole.num_valid
+            (loss * share).backward()  # type: ignore[no-untyped-call]
             targets.append(target)
-            metrics[: len(part_metrics)] += part_metrics
-        return torch.cat(targets, dim=1), metrics
+            total = total + row_of(metrics) * share
+        return torch.cat(targets, dim=1), dict(zip(metrics, total.unbind(), strict=True))
 
-    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The APPO objective of a minibatch, or of a part of one.
 
         Args:
@@ -125,7 +123,7 @@ class APPOLearner(ActorCriticLearner):
             whole: what the part shares with the others; None: it is the whole.
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return, and the values of the first of `names`.
+            Scalar loss, value targets [T, B] in units of return, and metrics: name -> scalar.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
         """
@@ -142,25 +140,21 @@ class APPOLearner(ActorCriticLearner):
         if IS_READ in batch.recorded:  # the value of another run's critic is nothing to stay near to
             behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
         goal = model.normalize_value(target.target)
-        means = losses.masked_means(
-            (
-                self.policy_loss(ratio, advantage),
-                losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value),
-                policy.entropy(),
-                _kl(batch, policy, differentiable=c.kl_loss_coeff > 0),
-                ratio.detach(),
-                ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
-                current_value[:-1],
-            ),
-            valid,
-        )
-        policy_loss, value_loss, entropy, kl, _, clipped, value_mean = means.unbind()
-        exploration_loss = _exploration(policy, entropy, valid, c)
-        loss = policy_loss + c.value_loss_coeff * value_loss + exploration_loss + c.kl_loss_coeff * kl
-        ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio, valid).max()
-        others = torch.stack((ratio_max, clipped, mean_and_std[1], value_mean))
-        metrics = torch.cat((loss.view(1), means[:5], others)).detach()  # in the order of NAMES
-        return loss, target.target, metrics
+        terms = {
+            "policy_loss": self.policy_loss(ratio, advantage),
+            "value_loss": losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value),
+            "entropy": policy.entropy(),
+            "kl_divergence": _kl(batch, policy, differentiable=c.kl_loss_coeff > 0),
+            "ratio_mean": ratio.detach(),
+            "fraction_clipped": ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
+            "value_mean": current_value[:-1],
+        }
+        means = losses.masked_means(terms, valid)
+        exploration_loss = _exploration(policy, means["entropy"], valid, c)
+        loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"] + exploration_loss
+        loss = loss + c.kl_loss_coeff * means["kl_divergence"]
+        ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio.detach(), valid).max()
+        return loss, target.target, {"loss": loss, **means, "ratio_max": ratio_max, "advantage_std": mean_and_std[1]}
 
     def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """The surrogate of every step [T, B], to be minimized, by its probability ratio and normalized advantage."""

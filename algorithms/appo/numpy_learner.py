@@ -20,6 +20,7 @@ from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
 from appo.algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 
@@ -53,18 +54,18 @@ class NumpyUpdate:
         self.learner.step(batch.valid, metrics)
         return target
 
-    def _compared(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _compared(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """Differentiate by torch and compare; if the gradient is another one twice, torch makes all further steps."""
         gradient = self.learner.optimizer.gradient
-        self.differentiate(batch)
+        names = self.differentiate(batch)[1].keys()
         mine = gradient.clone()
         found = self.learner.differentiate(batch)
-        if self._check.retires(mine, gradient):
+        if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
             self.learner.quick_update = None
         return found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
-    def differentiate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Do what `APPOLearner.differentiate` does."""
         c, valid = self.config, batch.valid.numpy()
         (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
@@ -82,11 +83,18 @@ class NumpyUpdate:
         surrogate = _surrogate(ratio, normalized, c.ppo_clip_ratio)
         error = self._value_loss(batch, value[:-1], target)
         clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
-        terms = (surrogate.value, error.value, entropy, kl, ratio, clipped, return_value[:-1])
-        means = [float(np.where(valid, term, ZERO).sum(dtype=np.float32)) / count for term in terms]
-        loss = (
-            means[0] + c.value_loss_coeff * means[1] - c.exploration_loss_coeff * means[2] + c.kl_loss_coeff * means[3]
-        )
+        terms = {
+            "policy_loss": surrogate.value,
+            "value_loss": error.value,
+            "entropy": entropy,
+            "kl_divergence": kl,
+            "ratio_mean": ratio,
+            "fraction_clipped": clipped,
+            "value_mean": return_value[:-1],
+        }
+        m = {name: float(np.where(valid, x, ZERO).sum(dtype=np.float32)) / count for name, x in terms.items()}
+        loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - c.exploration_loss_coeff * m["entropy"]
+        loss += c.kl_loss_coeff * m["kl_divergence"]
         share = valid * np.float32(1.0 / count)
         inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX))
         of_log_prob = np.where(valid & inside, surrogate.derivative * ratio, ZERO) * share
@@ -94,8 +102,7 @@ class NumpyUpdate:
         of_entropy = share * np.float32(-c.exploration_loss_coeff)
         network.backward(policy.gradient(of_log_prob.reshape(-1), of_entropy.reshape(-1)), of_value.reshape(-1))
         ratio_max = float(np.where(valid, ratio, ZERO).max())
-        metrics = torch.tensor([loss, *means[:5], ratio_max, means[5], deviation, means[6], 0, 0, 0])
-        return torch.from_numpy(target), metrics
+        return torch.from_numpy(target), {"loss": loss, **m, "ratio_max": ratio_max, "advantage_std": deviation}
 
     def _network(self, steps: int, columns: int) -> NumpyMlpTraining:
         """The twin for a shape of minibatch."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, ColumnsConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -67,21 +67,16 @@ class MarwilConfig(CloningConfig):
 
 
 CLONING_METRICS = {
-    "loss": "mean cross entropy of what was done, in nats",
-    "entropy": "mean entropy of the policy",
-    "agreement": "share of steps in which the most probable action is what was done; of continuous ones, 0",
+    "loss": "mean cross entropy of the recorded actions, in nats",
+    "entropy": ACTOR_CRITIC_METRICS["entropy"],
+    "agreement": "share of steps whose most probable action is the recorded action; of continuous actions, 0",
     **STEP_METRICS,
 }
-"""What the learner of BC reports, in this order."""
 
 MARWIL_METRICS = {
-    "loss": "weighted sum of the losses below",
-    "policy_loss": "mean cross entropy of what was done, weighted by exp(beta * advantage / c)",
-    "value_loss": "squared error of the critic, in the critic's units",
-    "entropy": "mean entropy of the policy",
+    **{name: text for name, text in ACTOR_CRITIC_METRICS.items() if name != "value_mean"},
+    "policy_loss": "mean cross entropy of the recorded actions, weighted by exp(beta * advantage / c)",
     "advantage_norm": "c, by which advantages are divided, in units of return",
     "weight_mean": "mean weight of a step",
     "weight_max": "largest weight of a step",
-    **STEP_METRICS,
 }
-"""What the learner of MARWIL reports, in this order."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule
-from appo.algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
+from appo.algorithms.offline.config import CloningConfig, MarwilConfig
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.returns import gae
 from appo.algorithms.parts.learner import ActorCriticLearner
@@ -29,7 +29,6 @@ class CloningLearner(ActorCriticLearner):
     Sammut 1995, "A framework for behavioural cloning".
     """
 
-    names = tuple(CLONING_METRICS)
     config: CloningConfig
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
@@ -41,24 +40,24 @@ class CloningLearner(ActorCriticLearner):
         """
         self.optimizer.follow(progress)
         loss, target, metrics = self.loss(batch)
-        self.descend(batch, loss, *metrics)
+        self.descend(batch, loss, metrics)
         self.statistics.update(batch, [] if target is None else [(target, batch.valid)])
         yield
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """The objective, to be minimized: a mean over valid steps.
 
             L = - mean log pi(a_t|s_t)
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return (here none: no critic is trained), and the metrics
-            behind the loss.
+            Scalar loss, value targets [T, B] in units of return (here none: no critic is trained), and metrics beside
+            the loss: name -> scalar.
         """
         policy, _ = self.unroll(batch)
         agrees = (policy.mode() == batch.action).all(dim=-1).float()
-        terms = (-policy.log_prob(batch.action), policy.entropy(), agrees)
-        loss, *metrics = losses.masked_means(terms, batch.valid).unbind()
-        return loss, None, tuple(metric.detach() for metric in metrics)
+        terms = {"loss": -policy.log_prob(batch.action), "entropy": policy.entropy(), "agreement": agrees}
+        means = losses.masked_means(terms, batch.valid)
+        return means.pop("loss"), None, means
 
 
 class MarwilLearner(CloningLearner):
@@ -72,14 +71,13 @@ class MarwilLearner(CloningLearner):
     algorithm 1.
     """
 
-    names = tuple(MARWIL_METRICS)
     config: MarwilConfig
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: MarwilConfig, seed: int) -> None:
         super().__init__(flat, spec, config, seed)
         self.further = {ADVANTAGE_SQUARE: flat.flat.new_zeros(1, dtype=torch.float64)}
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """The objective, to be minimized: means over valid steps.
 
             R_t = r_t + gamma R_(t+1), from the value of the state behind the column;     A_t = R_t - V(s_t)
@@ -89,7 +87,7 @@ class MarwilLearner(CloningLearner):
         with `--gae_lambda` below 1 the advantages of Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return, and the metrics behind the loss.
+            Scalar loss, value targets [T, B] in units of return, and metrics beside the loss: name -> scalar.
         """
         c, model, valid = self.config, self.model, batch.valid
         policy, value = self.unroll(batch)
@@ -101,18 +99,16 @@ class MarwilLearner(CloningLearner):
         )
         norm = self._norm(losses.masked_mean(advantage.square(), valid))
         weight = (c.beta * advantage / norm).exp().clamp(max=c.max_weight)
-        means = losses.masked_means(
-            (
-                -weight * policy.log_prob(batch.action),
-                (value[:-1] - model.normalize_value(target)).square(),
-                policy.entropy(),
-                weight,
-            ),
-            valid,
-        )
-        loss = means[0] + c.value_loss_coeff * means[1]
+        terms = {
+            "policy_loss": -weight * policy.log_prob(batch.action),
+            "value_loss": (value[:-1] - model.normalize_value(target)).square(),
+            "entropy": policy.entropy(),
+            "weight_mean": weight,
+        }
+        means = losses.masked_means(terms, valid)
+        loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
         largest = losses.zero_invalid(weight, valid).max()
-        return loss, target, (*means[:3].unbind(), norm, means[3], largest)
+        return loss, target, {**means, "advantage_norm": norm, "weight_max": largest}
 
     def _norm(self, square: Tensor) -> Tensor:
         """Take the mean square of a batch into the running one; its root. The first batch sets it."""

@@ -6,7 +6,7 @@ multiplying.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -133,21 +133,22 @@ def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
     return zero_invalid(x, valid).sum() / valid.sum().clamp(min=1)
 
 
-def masked_means(terms: Sequence[Tensor], valid: Tensor) -> Tensor:
+def masked_means(terms: Mapping[str, Tensor], valid: Tensor) -> dict[str, Tensor]:
     """`masked_mean` of several tensors at once: small batches cost by the operation, not by the element.
 
     Args:
-        terms: K tensors [T, B].
+        terms: name -> tensor [T, B].
         valid: [T, B] bool.
 
     Returns:
-        [K].
+        Name -> scalar.
 
     Raises:
         ValueError: shapes disagree.
     """
-    require_same_shape(valid=valid, **{f"term {i}": term for i, term in enumerate(terms)})
-    return torch.stack(tuple(terms)).masked_fill(~valid, 0.0).flatten(1).sum(1) / valid.sum().clamp(min=1)
+    require_same_shape(valid=valid, **terms)
+    means = torch.stack((*terms.values(),)).masked_fill(~valid, 0.0).flatten(1).sum(1) / valid.sum().clamp(min=1)
+    return dict(zip(terms, means.unbind(), strict=True))
 
 
 def masked_mean_and_std(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,8 +108,26 @@ class ColumnsConfig(OptimizerConfig):
 
 
 STEP_METRICS = {
-    "grad_norm": "L2 norm of the gradient before it is clipped",
-    "learning_rate": "step size of Adam",
-    "skipped": "share of updates that were skipped because something was not finite",
+    "grad_norm": "L2 norm of the gradient before `--max_grad_norm` limits the norm",
+    "learning_rate": "step size of the optimizer, in use now",
+    "skipped": "share of updates that were skipped because a number was not finite; should be 0",
 }
-"""What an optimizer step reports: the last of a learner's metrics."""
+"""Metrics of an optimizer step, which every learner reports."""
+
+ACTOR_CRITIC_METRICS = {
+    "loss": "weighted sum of the losses below",
+    "value_loss": "squared error of the critic before the coefficient, in the critic's units",
+    "entropy": "mean entropy of the action distribution; falls as the policy decides. If the entropy is near 0 early,"
+    " raise `--exploration_loss_coeff`",
+    "value_mean": "mean value of the critic, in units of return",
+    **STEP_METRICS,
+}
+
+CLIPPING_METRICS = {
+    "policy_loss": "PPO's clipped surrogate, negated",
+    "kl_divergence": "mean KL divergence from the policy that acted to the trained policy, by PPO an estimate; if"
+    " large, take smaller steps or fewer epochs",
+    "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy; should stay near 1",
+    "ratio_max": "largest probability ratio",
+    "fraction_clipped": "share of steps whose ratio is outside the clip; if large, take smaller steps or fewer epochs",
+}

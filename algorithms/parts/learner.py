@@ -2,8 +2,8 @@
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, 
 from appo.envs.spec import MASK_KEY, EnvSpec
 from appo.utils.errors import CheckpointError
 
+LOSS = "loss"
+"""The metric that must be finite, or the step is skipped."""
+
 KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""
-
 
 RATE = "learning_rate"
 """The metric that is no mean: between two rates lies one that no step was made with."""
@@ -38,6 +40,16 @@ def _as_given(value: float) -> float:
     return float(str(single)) if float(single) == value else value
 
 
+Metrics = Mapping[str, Tensor] | Mapping[str, float]
+"""The metrics of a step by name: scalars on the device, or numbers."""
+
+
+def row_of(metrics: Metrics) -> Tensor:
+    """Return the values [K] of metrics in one tensor, without gradient."""
+    values: list[Any] = [*metrics.values()]
+    return torch.stack(values).detach() if isinstance(values[0], Tensor) else torch.tensor(values)
+
+
 class FlatLearner(ABC):
     """A learner whose weights, optimizer, statistics and further tensors are its state; how it learns is a subclass's.
 
@@ -48,13 +60,11 @@ class FlatLearner(ABC):
         normalize_returns: whether the critic predicts in units of the returns' standard deviation.
 
     Attributes:
-        names: of its metrics, those of `STEP_METRICS` last unless it makes its steps in a way of its own.
         version, updates: published weight sets, counted from 1, and optimizer steps so far.
         further: tensors by name that are part of the state, and so of every checkpoint, beside weights, optimizer and
             statistics. A subclass puts them here in its `__init__` and changes them in place only.
     """
 
-    names: ClassVar[tuple[str, ...]]
     config: Any
     optimizer: FlatAdam | FlatRMSProp
 
@@ -66,10 +76,9 @@ class FlatLearner(ABC):
         self.version, self.updates = 1, 0
         self.further: dict[str, Tensor] = {}
         self.statistics = RunningStatistics(flat.module, normalize_returns)
-        # In float64 a sum of one float32 number, times its count, is exact, so that means of constants do not move.
-        self._metric_sum = torch.zeros(len(self.names), dtype=torch.float64, device=flat.flat.device)
-        self._metric_count, self._rate = 0, optimizer.learning_rate.clone()
-        self._kl = self.names.index(KL) if KL in self.names else None
+        self._metric_names: tuple[str, ...] = ()
+        self._metric_sum, self._metric_count = flat.flat.new_empty(0), 0
+        self._rate = optimizer.learning_rate.clone()
 
     @abstractmethod
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
@@ -80,18 +89,28 @@ class FlatLearner(ABC):
         self.config = config
         self.optimizer.configure(config)
 
-    def step(self, learnable: Tensor, metrics: Tensor) -> None:
-        """Apply the gradient; the last of the metrics, `STEP_METRICS`, are for this to fill in.
+    def step(self, learnable: Tensor, metrics: Metrics) -> None:
+        """Apply the gradient, and add the metrics and `STEP_METRICS` to those that are reported.
 
         Args:
             learnable: [*] bool: false everywhere, nothing in the batch is valid.
-            metrics: the values of `names`, the loss first.
+            metrics: name -> scalar, "loss" among them.
         """
-        kl = metrics.new_zeros(()) if self._kl is None else metrics[self._kl]
+        values = row_of(metrics)
+        names = (*metrics,)
+        kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
         self._rate.copy_(self.optimizer.learning_rate)
-        norm, skipped = self.optimizer.step(learnable.any() & metrics[0].isfinite(), kl)
-        metrics[-len(STEP_METRICS) :] = torch.stack((norm, self.optimizer.learning_rate, skipped))
-        self._metric_sum += metrics
+        norm, skipped = self.optimizer.step(learnable.any() & values[names.index(LOSS)].isfinite(), kl)
+        stepped = torch.stack((norm, self.optimizer.learning_rate, skipped))
+        self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
+
+    def add_metrics(self, names: tuple[str, ...], values: Tensor) -> None:
+        """Add values [K] to the sums whose means are reported; sums of other names begin anew."""
+        if names != self._metric_names:
+            # In float64 a sum of one float32 number, times its count, is exact: means of constants do not move.
+            self._metric_names, self._metric_sum = names, values.new_zeros(len(names), dtype=torch.float64)
+            self._metric_count = 0
+        self._metric_sum += values
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call, the rate of the last step, and updates skipped since the last good one.
@@ -103,7 +122,8 @@ class FlatLearner(ABC):
         means = map(_as_given, (self._metric_sum / self._metric_count).tolist())
         self._metric_sum.zero_()
         self._metric_count = 0
-        found = {**dict(zip(self.names, means, strict=True)), SKIPPED_IN_A_ROW: float(self.optimizer.skipped_in_a_row)}
+        found = dict(zip(self._metric_names, means, strict=True))
+        found[SKIPPED_IN_A_ROW] = float(self.optimizer.skipped_in_a_row)
         if RATE in found:
             asked, used = float(self.config.learning_rate), float(self._rate)
             found[RATE] = asked if np.float32(asked) == np.float32(used) else _as_given(used)
@@ -187,17 +207,17 @@ class ActorCriticLearner(FlatLearner):
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
 
-    def descend(self, batch: Batch, loss: Tensor, *metrics: Tensor) -> None:
+    def descend(self, batch: Batch, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Make one optimizer step down a loss, and raise `updates` and `version`.
 
         Args:
             batch: [T, B] that the loss is of.
             loss: scalar with gradient.
-            metrics: scalars, the values of `names` between the loss and `STEP_METRICS`.
+            metrics: name -> scalar, beside the loss and `STEP_METRICS`.
         """
         self.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.step(batch.valid, torch.stack((loss, *metrics, *loss.new_zeros(len(STEP_METRICS)))).detach())
+        self.step(batch.valid, {LOSS: loss, **metrics})
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:

@@ -163,47 +163,46 @@ class GradientSum:
 
     Args:
         gradient: [P] float32 vector that `backward` adds to.
-        num_metrics: K.
-        maximum: index of the metric that is a maximum; all others are means over valid steps.
+        maximum: name of the metric that is a maximum; all others are means over valid steps.
 
     Attributes:
         num_valid: valid steps so far, scalar.
     """
 
-    def __init__(self, gradient: Tensor, num_metrics: int, maximum: int) -> None:
+    def __init__(self, gradient: Tensor, maximum: str) -> None:
         self._gradient, self._maximum = gradient, maximum
         self._sum = torch.zeros_like(gradient, dtype=torch.float64)
-        self._metrics = self._sum.new_zeros(num_metrics)
-        self.num_valid, self._largest = self._sum.new_zeros(()), self._sum.new_zeros(())
+        self.clear()
 
     def clear(self) -> None:
         """Forget all parts."""
-        for total in (self._sum, self._metrics, self.num_valid, self._largest):
-            total.zero_()
+        self._sum.zero_()
+        self._names: tuple[str, ...] = ()
+        self._metrics, self.num_valid, self._largest = self._sum.new_zeros(3).unbind()
 
-    def add(self, valid: Tensor, loss: Tensor, metrics: Tensor) -> None:
+    def add(self, valid: Tensor, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Differentiate a part.
 
         Args:
             valid: its steps.
             loss: mean over its valid steps, with a graph that ends at the gradient.
-            metrics: [K] float32.
+            metrics: name -> scalar, the same names for every part.
         """
         self._gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         weight = valid.sum().double()
         self._sum += self._gradient.double() * weight
-        self._metrics += metrics.double() * weight
-        self._largest = torch.maximum(self._largest, metrics[self._maximum].double())
-        self.num_valid += weight
+        self._names = (*metrics,)
+        self._metrics = self._metrics + torch.stack((*metrics.values(),)).detach().double() * weight
+        self._largest = torch.maximum(self._largest, metrics[self._maximum].detach().double())
+        self.num_valid = self.num_valid + weight
 
-    def finish(self) -> Tensor:
-        """Set the gradient to the mean over the valid steps of all parts; return the metrics [K]."""
+    def finish(self) -> dict[str, Tensor]:
+        """Set the gradient to the mean over the valid steps of all parts; return the metrics of all."""
         count = self.num_valid.clamp(min=1)
         self._gradient.copy_(self._sum / count)
-        metrics = (self._metrics / count).float()
-        metrics[self._maximum] = self._largest
-        return metrics
+        metrics = dict(zip(self._names, (self._metrics / count).float().unbind(), strict=True))
+        return metrics | {self._maximum: self._largest.float()}
 
 
 # The optimizer step as one thing that a device repeats: on minibatches copied into memory that stays where it is.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, OptimizerConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -169,31 +169,21 @@ class PPOConfig(OptimizerConfig):
 
 
 METRICS = {
-    "loss": "weighted sum of the losses below",
-    "policy_loss": "clipped surrogate, negated",
-    "value_loss": "squared error of the critic, in the critic's units",
-    "entropy": "mean entropy of the policy",
-    "kl_divergence": "estimate of the KL divergence from the policy that acted to the one that is trained",
-    "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy",
-    "ratio_max": "largest such ratio",
-    "fraction_clipped": "share of steps whose ratio is outside the clip",
-    "advantage_std": "standard deviation of the advantages of a minibatch, in units of the critic unless they are"
-    " normalized by running moments",
-    "value_mean": "mean value of the critic, in units of return",
-    "grad_norm": "L2 norm of the gradient before it is clipped",
-    "learning_rate": "step size of Adam",
-    "skipped": "share of updates that were skipped because something was not finite",
+    **ACTOR_CRITIC_METRICS,
+    **CLIPPING_METRICS,
+    "advantage_std": "standard deviation of the advantages of a minibatch, in units of the critic unless running"
+    " moments normalize the advantages",
 }
-"""What its learner reports, in this order."""
 
 STREAMING_METRICS = {
-    "sample_seconds": "of a batch that streams: time in which the learner waited for its samples",
-    "grad_seconds": "of a batch that streams: time spent on the gradients of all its microbatches",
-    "update_seconds": "of a batch that streams: time of its optimizer step",
-    "sample_peak_per_second": "samples of a batch that streams by sample_seconds: the speed if learning took no time",
-    "train_peak_per_second": "samples of a batch that streams by the other two: the speed if samples were always there",
+    "sample_seconds": "seconds per streamed batch in which the learner waited for samples",
+    "grad_seconds": "seconds per streamed batch for the gradients of all microbatches",
+    "update_seconds": "seconds per streamed batch for the optimizer step",
+    "sample_peak_per_second": "samples of a streamed batch by `sample_seconds`: the speed if learning took no time",
+    "train_peak_per_second": "samples of a streamed batch by `grad_seconds` and `update_seconds`: the speed if samples"
+    " were always ready",
 }
-"""What its learner reports besides, where batches stream."""
+"""Further metrics of a learner whose batches stream."""
 
 PANEL = {
     "policy_loss": "policy",

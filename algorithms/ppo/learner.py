@@ -3,7 +3,7 @@
 `PPOLearner.loss` is the algorithm and `PPOLearner.learn` its loop; nothing here knows a process.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,19 +14,16 @@ from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
-from appo.algorithms.parts.config import STEP_METRICS
-from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.parts.learner import KL, ActorCriticLearner
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
-from appo.algorithms.ppo.config import METRICS, PPOConfig
+from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, EnvSpec
 
-NAMES = tuple(METRICS)
-STEPPED = NAMES[: -len(STEP_METRICS)]
-"""Metrics that are known before the step."""
-KL, RATIO_MAX, ADVANTAGE_STD = (NAMES.index(name) for name in ("kl_divergence", "ratio_max", "advantage_std"))
+RATIO_MAX = "ratio_max"
+"""The metric that is a maximum over the parts of a minibatch, and no mean."""
 
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
@@ -50,7 +47,6 @@ class PPOLearner(ActorCriticLearner):
     Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
 
-    names = NAMES
     config: PPOConfig
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
@@ -101,13 +97,13 @@ class PPOLearner(ActorCriticLearner):
         self.optimizer.follow(progress)
         self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
 
-    def has_moved_too_far(self, metrics: Tensor) -> bool:
+    def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         """Whether an iteration ends before the step of these metrics, see `--target_kl`."""
         target = self.config.target_kl
-        return target > 0 and float(metrics[KL]) > KL_TOLERANCE * target
+        return target > 0 and float(metrics[KL].detach()) > KL_TOLERANCE * target
 
-    def differentiate(self, minibatch: Minibatch) -> Tensor:
-        """Set the gradient of a minibatch; the values of `STEPPED`."""
+    def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Set the gradient of a minibatch; return its metrics."""
         size = self.config.microbatch_size // self.segment_steps
         if not size:
             self.optimizer.gradient.zero_()
@@ -115,19 +111,21 @@ class PPOLearner(ActorCriticLearner):
             loss.backward()  # type: ignore[no-untyped-call]
             return metrics
         moments = losses.masked_mean_and_std(minibatch.advantage, minibatch.valid)
-        total = GradientSum(self.optimizer.gradient, len(STEPPED), RATIO_MAX)
+        total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
             part = minibatch.part(slice(i, i + size))
             total.add(part.valid, *self.loss(part, moments))
         return total.finish()
 
-    def descend_by(self, valid: Tensor, metrics: Tensor) -> None:
-        """Make an optimizer step by the gradient that there is, of a minibatch with these values of `STEPPED`."""
-        self.step(valid, torch.cat((metrics, metrics.new_zeros(len(STEP_METRICS)))))
+    def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
+        """Make an optimizer step by the gradient that there is, of a minibatch with these metrics."""
+        self.step(valid, metrics)
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
 
-    def loss(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """The PPO objective, to be minimized, and the values of `STEPPED`.
+    def loss(
+        self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the PPO objective, to be minimized, and metrics: name -> scalar.
 
         Args:
             minibatch: or a part of one.
@@ -145,23 +143,20 @@ class PPOLearner(ActorCriticLearner):
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - e, 1 + e) * advantage)
         behavior_value, target = self.model.normalize_value(m.value), self.model.normalize_value(m.target)
         fixed = ratio.detach()
-        means = losses.masked_means(
-            (
-                -surrogate,
-                losses.clipped_value_loss(value, behavior_value, target, c.ppo_clip_value),
-                policy.entropy(),
-                (fixed - 1) - fixed.log(),  # KL(acting || current) without logits: Schulman 2020, estimator k3
-                fixed,
-                ((fixed - 1).abs() > e).float(),
-                self.model.denormalize_value(value.detach()),
-            ),
-            m.valid,
-        )
-        policy_loss, value_loss, entropy = means[:3].unbind()
-        loss = policy_loss + c.value_loss_coeff * value_loss - c.exploration_loss_coeff * entropy
-        ratio_max, clipped, value_mean = losses.zero_invalid(fixed, m.valid).max(), means[5], means[6]
-        others = torch.stack((ratio_max, clipped, std, value_mean))
-        return loss, torch.cat((loss.view(1), means[:5], others)).detach()
+        terms = {
+            "policy_loss": -surrogate,
+            "value_loss": losses.clipped_value_loss(value, behavior_value, target, c.ppo_clip_value),
+            "entropy": policy.entropy(),
+            KL: (fixed - 1) - fixed.log(),  # KL(acting || current) without logits: Schulman 2020, estimator k3
+            "ratio_mean": fixed,
+            "fraction_clipped": ((fixed - 1).abs() > e).float(),
+            "value_mean": self.model.denormalize_value(value.detach()),
+        }
+        means = losses.masked_means(terms, m.valid)
+        loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
+        loss = loss - c.exploration_loss_coeff * means["entropy"]
+        ratio_max = losses.zero_invalid(fixed, m.valid).max()
+        return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": std}
 
     def estimate(self, batch: Batch) -> Batch:
         """The batch with "advantage" and "target" [T, B] by the current values recorded, see `Minibatch`."""

@@ -14,7 +14,7 @@ from appo.algorithms.ops.normalization import Moments, std
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.ppo.config import PPOConfig
-from appo.algorithms.ppo.learner import ADVANTAGE_STD, RATIO_MAX, STEPPED, PPOLearner, with_advantages
+from appo.algorithms.ppo.learner import RATIO_MAX, PPOLearner, with_advantages
 from appo.algorithms.ppo.minibatch import cleaned
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import LearnerState
@@ -33,7 +33,7 @@ class StreamingLearner:
     def __init__(self, learner: PPOLearner) -> None:
         self.learner, self.flat, self.state, self.layout = learner, learner.flat, learner.state, learner.layout
         self.times = _Times(learner.flat.flat.device)
-        self._sum = GradientSum(learner.optimizer.gradient, len(STEPPED), RATIO_MAX)
+        self._sum = GradientSum(learner.optimizer.gradient, RATIO_MAX)
         self._later: PPOConfig | None = None  # flags that the next batch begins with
         self.parts = 0
         # Those of all batches with this one, which count after the step, and those of this batch as they are used.
@@ -73,7 +73,7 @@ class StreamingLearner:
         if self.parts < config.batch_size // config.microbatch_size:
             return
         metrics = self._sum.finish()
-        metrics[ADVANTAGE_STD] = std(self._of_batch, eps=0.0)
+        metrics["advantage_std"] = std(self._of_batch, eps=0.0).float()
         if not self.learner.has_moved_too_far(metrics):
             self.times.measure("update", lambda: self.learner.descend_by(self._sum.num_valid, metrics))
             self.learner.optimizer.adapt(end_of_epoch=True, minibatches=1)

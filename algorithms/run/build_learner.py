@@ -93,6 +93,7 @@ def _learner(
         pause_env_steps=b.pause_env_steps,
         version_env_steps=c.population.self_play_period_env_steps if b.topology.num_past else 0,
         measures_lag=b.topology.num_actors > 0 and not b.algorithm.replays,
+        metrics=frozenset(b.algorithm.metrics),
     )
     flags = context.flags
 

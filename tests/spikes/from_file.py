@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.appo.algorithm import APPO
-from appo.algorithms.appo.config import METRICS, APPOConfig
+from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.ops.losses import masked_mean
+from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.read_batches import ReadBatches
-from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.envs.spec import SINGLE_KEY
 from appo.utils.flags import flag
@@ -55,12 +55,9 @@ class CloningLearner(APPOLearner):
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
         yield
 
-    def loss(self, batch: Batch, whole: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Batch, whole: Any = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         loss = -masked_mean(self.unroll(batch)[0].log_prob(batch.action), batch.valid)
-        return loss, torch.zeros_like(batch.reward), loss.detach().view(1)
-
-    def metrics(self) -> dict[str, float]:
-        return {n: value for n, value in super().metrics().items() if n in (*Cloning.metrics, SKIPPED_IN_A_ROW)}
+        return loss, torch.zeros_like(batch.reward), {"loss": loss}
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class CloningFlags(APPOConfig):
 
 class Cloning(APPO):
     needs_actors, flags = False, CloningFlags
-    metrics = {"loss": "cross entropy of what was done"} | {name: METRICS[name] for name in ("grad_norm", "skipped")}
+    metrics = {"loss": "cross entropy of what was done"} | STEP_METRICS
 
     def learner_class(self) -> type[APPOLearner]:
         return CloningLearner

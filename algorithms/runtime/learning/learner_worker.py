@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -40,6 +40,7 @@ from appo.algorithms.runtime.messages import (
     VersionDue,
     Wake,
 )
+from appo.utils.errors import UsageError
 from appo.utils.failpoints import failpoint
 from appo.utils.timing import COPYING, FRAMEWORK, TRAINING, clock
 
@@ -107,6 +108,7 @@ class TrainingPlan:
         pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
         version_env_steps: after so many, each time, a past version is due; 0: never.
         measures_lag: newer weights make a batch worse; batches from files and from a replay have no such age.
+        metrics: names of the metrics that the algorithm describes; None: of any name.
     """
 
     budget: Budget
@@ -118,6 +120,7 @@ class TrainingPlan:
     pause_env_steps: int | None = None
     version_env_steps: int = 0
     measures_lag: bool = True
+    metrics: Collection[str] | None = None
 
     def passes_version(self, before: int, after: int) -> bool:
         """Return whether a past version is due between these env steps, which no crash can change."""
@@ -172,6 +175,9 @@ def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[
     }
     return totals, before
 
+
+UNDESCRIBED = (SKIPPED_IN_A_ROW, "reproduction_error", "reproduction_steps")
+"""Metrics that every learner may report, and no algorithm describes."""
 
 SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
 
@@ -452,7 +458,11 @@ class LearnerWorker:
     def _report(self) -> LearnerReport:
         self._reported = time.monotonic()
         self._refresh_totals()
-        metrics = {f"train/{name}": value for name, value in self.learner.metrics().items()}
+        found = self.learner.metrics()
+        if self.plan.metrics is not None and (unknown := found.keys() - {*self.plan.metrics, *UNDESCRIBED}):
+            names = ", ".join(sorted(unknown))
+            raise UsageError(f"`metrics` of the algorithm does not describe {names}, which its learner reports")
+        metrics = {f"train/{name}": value for name, value in found.items()}
         metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
         metrics |= self.batches.metrics()
         if self.totals["used"] != self.totals["samples"]:

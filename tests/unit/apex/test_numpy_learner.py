@@ -13,6 +13,7 @@ from appo.algorithms.apex.learner import ApexLearner
 from appo.algorithms.apex.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import COMPARE_EVERY
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import HostDevice
@@ -138,7 +139,7 @@ def test_it_retires_where_the_loss_is_another_one(caplog: pytest.LogCaptureFixtu
     for learner in (quick, exact):
         usual = learner.loss
 
-        def doubled(batch: Batch, beta: float, usual: Any = usual) -> tuple[Tensor, Tensor, Tensor]:
+        def doubled(batch: Batch, beta: float, usual: Any = usual) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             loss, error, metrics = usual(batch, beta)
             return 2 * loss, error, metrics
 
@@ -162,7 +163,7 @@ def test_it_stays_where_the_loss_is_the_same() -> None:
 class Halved(ApexLearner):
     """Its loss is half of the usual one, from its second step on, as an annealed term would be."""
 
-    def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the usual figures with another loss."""
         loss, error, metrics = super().loss(batch, beta)
         return (0.5 if self.updates else 1.0) * loss, error, metrics
@@ -178,7 +179,7 @@ class Shifted(ApexLearner):
 class Decayed(ApexLearner):
     """Its gradient has a term beside that of the loss."""
 
-    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+    def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Add the weights to the gradient."""
         found = super().differentiate(batch, beta)
         self.optimizer.gradient.add_(0.1 * self.flat.flat[: self.flat.num_parameters])

@@ -232,7 +232,7 @@ def test_an_update_goes_on_from_the_state_that_acting_had(flags: dict[str, objec
             count, errors[t, b] = count + 1, error.detach().abs()
     assert 0 < count < T * B
     expected = torch.autograd.grad(total / count, list(model.parameters()))
-    loss, error, means = learner.loss(batch, 0.4)
+    loss, error, metrics = learner.loss(batch, 0.4)
     learner.optimizer.gradient.zero_()
     loss.backward()  # type: ignore[no-untyped-call]
     found = [parameter.grad for parameter in learner.model.parameters()]
@@ -240,7 +240,7 @@ def test_an_update_goes_on_from_the_state_that_acting_had(flags: dict[str, objec
     assert torch.allclose(error, errors, rtol=1e-4, atol=1e-5)
     assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True) if a is not None) < 1e-5
     assert all(gradient is not None and gradient.any() for gradient in found)
-    assert float(means[1]) == pytest.approx(float(errors[errors >= 0].mean()), rel=1e-4)
+    assert float(metrics["td_error"].detach()) == pytest.approx(float(errors[errors >= 0].mean()), rel=1e-4)
     (said,) = learner.learn(batch, 0.0)
     assert (said["priority"] == -1).sum() == T * B - count
 

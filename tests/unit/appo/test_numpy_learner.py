@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from appo.algorithms.appo.learner import NAMES, APPOLearner, Whole
+from appo.algorithms.appo.learner import APPOLearner, Whole
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.ops.returns import Returns
 from appo.algorithms.runtime.learning.batches import Batch
@@ -62,7 +62,7 @@ def assert_same_step(expected: APPOLearner, found: APPOLearner, batch: Batch) ->
     scale = float(expected.optimizer.gradient.abs().max())
     assert scale > 1e-4
     assert torch.allclose(found.optimizer.gradient, expected.optimizer.gradient, rtol=1e-4, atol=2e-6 * max(1.0, scale))
-    assert torch.allclose(found_metrics, metrics, rtol=1e-4, atol=1e-5)
+    assert found_metrics == pytest.approx({name: float(x.detach()) for name, x in metrics.items()}, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 4.0])
@@ -128,16 +128,39 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
     for _ in range(2):  # the first is compared
         found.quick_update(batch)
     assert torch.equal(parameters(found), before)
-    assert found._metric_sum[NAMES.index("skipped")] == 2
+    found._metric_count = 2
+    assert found.metrics()["skipped"] == 1.0
     assert found.quick_update is not None
 
 
 class WithWeightPenalty(APPOLearner):
     """A loss that somebody has changed."""
 
-    def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def loss(
+        self, batch: Batch, whole: Whole | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         loss, target, metrics = super().loss(batch, whole)
         return loss + 0.1 * sum(p.square().sum() for p in self.model.parameters()), target, metrics
+
+
+class WithMetric(APPOLearner):
+    """A metric that the twin does not compute."""
+
+    def loss(
+        self, batch: Batch, whole: Whole | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        loss, target, metrics = super().loss(batch, whole)
+        return loss, target, {**metrics, "size": torch.tensor(7.0)}
+
+
+def test_a_twin_that_lacks_a_metric_retires_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    plain = pair_of(SPEC, PLAIN, {})[1]
+    found = WithMetric(plain.flat, SPEC, plain.config, seed=3)
+    found.quick_update = NumpyUpdate(found)
+    learn(found, batch_of(found.model))
+    assert found.quick_update is None
+    assert found.metrics()["size"] == 7.0
+    assert "torch computes it from here on" in caplog.text
 
 
 def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +169,7 @@ def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, mo
     assert isinstance(twin, NumpyUpdate)
     compared: list[int] = []
 
-    def differentiate(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def differentiate(batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         compared.append(found.updates)
         result = by_torch(batch)
         found.optimizer.gradient.mul_(1.01 if found.updates == 0 else 1.0)

@@ -160,9 +160,10 @@ def test_several_means_at_once_are_the_means_one_by_one() -> None:
     x = torch.randn(3, 4, 5, requires_grad=True)
     valid = torch.rand(4, 5) < 0.6
     valid[0, 0], x.data[1, 0, 0] = False, torch.nan  # what is not valid has no influence, whatever it is
-    means = masked_means(x.unbind(), valid)
+    means = masked_means(dict(zip("abc", x.unbind(), strict=True)), valid)
     expected = torch.stack([masked_mean(one, valid) for one in x.detach()])
-    torch.testing.assert_close(means.detach(), expected)
-    means.sum().backward()
+    assert tuple(means) == ("a", "b", "c")
+    torch.testing.assert_close(torch.stack((*means.values(),)).detach(), expected)
+    torch.stack((*means.values(),)).sum().backward()
     assert torch.equal(x.grad != 0, valid.expand(3, 4, 5))
-    assert masked_means([x[0]], torch.zeros(4, 5, dtype=torch.bool)).tolist() == [0]
+    assert masked_means({"a": x[0]}, torch.zeros(4, 5, dtype=torch.bool))["a"] == 0

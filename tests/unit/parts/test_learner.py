@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.offline.config import CloningConfig, MarwilConfig
@@ -80,12 +79,10 @@ def test_a_rate_that_adapts_is_reported_as_it_was_used() -> None:
 class Constants(ActorCriticLearner):
     """Reports two constants beside its loss."""
 
-    names = ("loss", "temperature", "clip", "grad_norm", "learning_rate", "skipped")
-
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Make one step."""
         _, value = self.unroll(batch)
-        self.descend(batch, value.square().mean(), torch.tensor(0.2), torch.tensor(0.1))
+        self.descend(batch, value.square().mean(), {"temperature": torch.tensor(0.2), "clip": torch.tensor(0.1)})
         yield
 
 
@@ -93,9 +90,8 @@ class Constants(ActorCriticLearner):
 def test_means_of_constants_are_these_constants(steps: int) -> None:
     config = CloningConfig(input=("x",), **SIZES, learning_rate=3e-4)
     learner = Constants(FlatModule(model_of(appo.SPEC)), appo.SPEC, config, 3)
-    metrics: Tensor = torch.tensor([1.0, 0.2, 0.1, 0.0, 0.0, 0.0])
     for _ in range(steps):
-        learner.step(torch.zeros(1, dtype=torch.bool), metrics.clone())
+        learner.step(torch.zeros(1, dtype=torch.bool), {"loss": 1.0, "temperature": 0.2, "clip": 0.1})
         learner._metric_count += 1
     found = learner.metrics()
     assert (found["temperature"], found["clip"], found["learning_rate"], found["skipped"]) == (0.2, 0.1, 3e-4, 1.0)

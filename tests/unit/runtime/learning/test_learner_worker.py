@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from appo.algorithms.runtime.messages import (
     TrajectoryReady,
 )
 from appo.utils import checkpoint_files, failpoints
-from appo.utils.errors import NumericsError
+from appo.utils.errors import NumericsError, UsageError
 from tests.states import NAMES, adam_layout, adam_state
 from tests.unit.runtime.devices import LateDevice
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
@@ -88,7 +89,7 @@ class Training:
         monkeypatch: pytest.MonkeyPatch,
         world: World | None = None,
         incidents: Path = Path("unused"),
-        **plan: int,
+        **plan: Any,
     ) -> None:
         self.now = 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
@@ -494,3 +495,11 @@ def test_a_report_says_between_what_the_lag_was_since_the_last() -> None:
     assert lag.take() == {}
     lag.add(torch.tensor([7]))
     assert lag.take() == {"train/policy_lag_mean": 7.0, "train/policy_lag_min": 7, "train/policy_lag_max": 7}
+
+
+def test_a_metric_without_a_description_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(monkeypatch, metrics={"loss": "of a test"})
+    assert "train/loss" in training.report().metrics  # and `skipped_in_a_row`, which no algorithm describes
+    monkeypatch.setattr(training.learner, "metrics", lambda: {"loss": 0.5, "size": 1.0, "age": 2.0})
+    with pytest.raises(UsageError, match=r"^`metrics` of the algorithm does not describe age, size, which its learner"):
+        training.report()
