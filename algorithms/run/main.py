@@ -17,6 +17,7 @@ from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.code import CodeWatch
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import features_of, told, without_effect
+from appo.algorithms.run.first_batch import SAY_AFTER_SECONDS, FirstBatch
 from appo.algorithms.run.folder import lock_run_folder, remove_old
 from appo.algorithms.run.observers import (
     Observers,
@@ -33,8 +34,7 @@ from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, 
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
-from appo.algorithms.run.tuning.choice import Costs, Plan, choose, is_open, report
-from appo.algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
+from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
@@ -125,7 +125,6 @@ class Run:
         self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
-        self._second_look: SecondLook | None = None
         self._first_batch: FirstBatch | None = None
         self._open = ExitStack()
 
@@ -274,7 +273,9 @@ class Run:
         self.runner.population = make_self_play(
             config, topology, arena, tables[0], monitor, resumed[0]
         ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
-        self._say_later(self.runner, topology)
+        self._first_batch = FirstBatch.of(config, topology)
+        if self._first_batch:
+            self.runner.later.append((SAY_AFTER_SECONDS, partial(self._first_batch.say, monitor)))
         try:
             with evaluate_beside(config, self.janitor) as evaluator:
                 if evaluator is not None:
@@ -346,29 +347,15 @@ class Run:
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
 
-        def best(costs: Costs) -> Plan:
-            return choose(costs, found.planned, num_agents, self.cores, memory, free)
-
-        plan = best(found.costs)
+        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         if found.busy:
             log.warning(
-                "tuned while other programs took %.0f%% of the cores: nothing is kept for the next start, and after a"
-                " minute of training it is measured again",
+                "tuned while other programs took %.0f%% of the cores: nothing is kept for the next start",
                 100 * found.others,
             )
-            self._second_look = SecondLook(found.costs, plan, best, found.planned, num_agents, self.cores)
         return plan.sampling
-
-    def _say_later(self, runner: Runner, topology: Topology) -> None:
-        """Let the run log, in its first minute, the warnings that a reader must have seen by then."""
-        monitor, look = runner.monitor, self._second_look
-        self._first_batch = first = FirstBatch.of(self.config, topology)
-        if first:
-            runner.later.append((SAY_AFTER_SECONDS, partial(first.say, monitor)))
-        if look:
-            runner.later.append((LOOK_AGAIN_SECONDS, partial(look.say, monitor)))
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Make all workers in this process."""

@@ -169,36 +169,6 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     return min(learner, *limits, cores / total)
 
 
-def corrected(costs: Costs, plan: Sampling, config: Config, num_agents: int, cpu_us: Mapping[str, float]) -> Costs:
-    """Scale the costs to those of training by a plan: CPU time, which other programs hardly make longer.
-
-    Args:
-        costs: as measured.
-        plan: that the run follows.
-        config: of the run.
-        num_agents: rows of one environment.
-        cpu_us: phase -> microseconds of CPU time per sample, of all processes.
-    """
-    if not plan.num_workers:
-        return costs
-    envs = plan.num_envs_per_worker // plan.num_splits
-    rows = envs * num_agents
-    batch = rows if plan.placement == "local" else max(rows, rows * plan.num_workers * plan.num_splits // 2)
-
-    def scaled(curve: Curve, expected: float, *phases: str) -> Curve:
-        needed = sum(cpu_us.get(phase, 0.0) for phase in phases) * 1e-6
-        ratio = needed / expected if needed > 0 and expected > 0 else 1.0
-        return tuple((count, seconds * ratio) for count, seconds in curve)
-
-    learn = with_threads(costs.learn, plan.learner_threads) * plan.learner_threads
-    return replace(
-        costs,
-        env=scaled(costs.env, at(costs.env, envs) / rows, "env", "reset", "framework"),
-        act=scaled(costs.act, at(costs.act, batch) / batch, "inference"),
-        learn=scaled(costs.learn, learn / max(1, config.sampling.num_policies), "training", "copying"),
-    )
-
-
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
     """Return the seconds that actors lose per sample to the learner's threads, if these share cores with them."""
     crowding = (plan.num_workers + plan.learner_threads) / cores - 1

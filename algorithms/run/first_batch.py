@@ -1,24 +1,20 @@
-"""Warnings in the first minute of a run: that no batch fills, and that it was tuned on a busy machine."""
+"""The first batch of a run: a warning while it does not fill, and an error if the run ends before it is trained."""
 
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.tuning.choice import Costs, Plan, corrected, predict, report, workers
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import NothingTrained
-from appo.utils.metrics import duration, short_number
+from appo.utils.metrics import duration
 
 log = logging.getLogger(__name__)
 
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
-LOOK_AGAIN_SECONDS = 60.0
-MUCH_FASTER = 1.2
 
 
 @dataclass(frozen=True)
@@ -121,44 +117,3 @@ class FirstBatch:
 
     def _whole(self, monitor: Monitor) -> int:
         return self.group_rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())
-
-
-@dataclass(frozen=True)
-class SecondLook:
-    """Finds out whether a plan that was chosen on a busy machine is a bad one, by the costs of training itself.
-
-    Attributes:
-        costs, plan: measured and chosen at the start.
-        choose: returns the best plan for costs.
-        config: to plan by.
-        num_agents: rows of one environment.
-        cores: how many there are.
-    """
-
-    costs: Costs
-    plan: Plan
-    choose: Callable[[Costs], Plan]
-    config: Config
-    num_agents: int
-    cores: int
-
-    def say(self, monitor: Monitor) -> None:
-        """Log how much faster another plan would be, if more than a fifth; and else that none would be."""
-        found = monitor.performance()
-        if found is None or not found.limit_samples_per_second:
-            log.info("measured again: nothing is trained yet, so that nothing is known")
-            return
-        costs = corrected(self.costs, self.plan.sampling, self.config, self.num_agents, found.cpu_us)
-        now = predict(costs, self.plan.sampling, self.config, self.num_agents, self.cores)
-        best = self.choose(costs)
-        if best.samples_per_second <= MUCH_FASTER * now or best.sampling == self.plan.sampling:
-            log.info("measured again in training: no other plan is a fifth faster")
-            return
-        log.warning(
-            "measured again in training, another plan is better: %s, in place of %s, predicted %s samples/s;"
-            " to take it, end this start (Ctrl-C) and go on with the same command and --experiment=%s",
-            report(costs, best, self.num_agents),
-            workers(self.plan.sampling, self.num_agents),
-            short_number(now),
-            self.config.run.experiment,
-        )
