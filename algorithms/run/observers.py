@@ -1,22 +1,14 @@
 """The observers of a run in main: the monitor, the displays of it, and the callbacks of the user."""
 
-import contextlib
 import importlib.util
 import json
 import logging
 import math
-import multiprocessing.process
-import os
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from statistics import NormalDist, fmean, variance
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from appo.algorithms.population.controller import Controller
 from appo.algorithms.population.exploit_explore import ExploitExplore
@@ -42,12 +34,11 @@ from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.performance import Machine
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
-from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
-from appo.algorithms.runtime.processes.restarts import Revival
+from appo.algorithms.runtime.processes.beside import RestartedCommand
+from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.topology import Topology
-from appo.utils.command_line import own_command, words_of
+from appo.utils.command_line import words_of
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import append_to_own
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
@@ -174,11 +165,11 @@ def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor
         monitor.trackers.append(tracker)
 
 
-def evaluate_beside(config: Config, janitor: Janitor) -> "AbstractContextManager[ObserverProcess | None]":
+def evaluate_beside(config: Config, janitor: Janitor) -> AbstractContextManager[RestartedCommand | None]:
     """Return the process that plays the newest checkpoints while entered; None without `--eval_every_sec`."""
     if not config.logging.eval_every_sec:
         return nullcontext()
-    return ObserverProcess(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
+    return RestartedCommand(evaluation_words(config), config.run.folder.log("evaluator"), janitor)
 
 
 def evaluation_words(config: Config) -> tuple[str, ...]:
@@ -271,136 +262,3 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
             f" episodes{verdict}"
         )
     return lines
-
-
-# A command of ours that runs beside training; whatever becomes of it, training does not notice.
-
-
-JOIN_SECONDS = 1.0
-
-
-class ObserverProcess:
-    """A process that lives while entered, and is started again when it ends before.
-
-    Args:
-        words: of its command line, after `appo`.
-        log_path: what it prints goes there.
-        janitor: ends it should main be killed.
-    """
-
-    def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:
-        self.words, self.log_path, self.janitor = words, log_path, janitor
-        self.revival = Revival(f"appo {words[0]}", log_path)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self._start(time.monotonic())
-        return self
-
-    def _start(self, now: float) -> None:
-        with os.fdopen(append_to_own(self.log_path, make=True), "ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 (our own program)
-                own_command(self.words),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **_temporary()},
-                process_group=0,  # no session: the scheduler may share the cores between sessions first
-            )
-        self.janitor.watch(self._process.pid)
-        self.revival.began(now)
-
-    def look(self, now: float) -> None:
-        """Log that the process has ended, if it has; start it again when that is due at this monotonic time."""
-        if self._process is not None and (code := self._process.poll()) is not None:
-            self._end(self._process)
-            log.warning("%s", self.revival.ended(now, code))
-        elif self.revival.is_due(now):
-            try:
-                self._start(now)
-            except OSError as error:
-                log.warning("%s", self.revival.not_started(now, error))
-
-    def plain(self) -> dict[str, object]:
-        """Return the entry of the process in status.json."""
-        return self.revival.plain()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if (process := self._process) is None:
-            return
-        if code := process.poll():
-            log.warning("appo %s ended before its time with exit code %d; see %s", self.words[0], code, self.log_path)
-        self._end(process)
-
-    def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """End the process with all that it has started."""
-        kill_group(process.pid)
-        try:
-            process.wait(JOIN_SECONDS)
-        except subprocess.TimeoutExpired:  # the kernel does not let it go
-            log.warning("appo %s does not end", self.words[0])
-        self.janitor.forget(process.pid)
-        self._process = None
-
-
-def _temporary() -> dict[str, str]:
-    """Return the variable that puts a process's temporary files, should it be killed, into a folder of the run."""
-    folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    return {"TMPDIR": folder} if folder else {}
-
-
-class CommandBeside:
-    """A command of ours whose answer is waited for while training goes on; entered, it runs.
-
-    Args:
-        words: of its command line, after `appo`.
-        janitor: ends it should main be killed.
-    """
-
-    def __init__(self, words: Sequence[str], janitor: Janitor) -> None:
-        self.words, self.janitor = words, janitor
-        self._said, self._complaints = b"", b""
-
-    def __enter__(self) -> Self:
-        self._files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
-        output, errors = self._files
-        self._process = subprocess.Popen(  # noqa: S603 (our own program)
-            own_command(self.words), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0
-        )
-        self.janitor.watch(self._process.pid)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        kill_group(self._process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel does not let it go
-            self._process.wait(JOIN_SECONDS)
-        self.janitor.forget(self._process.pid)
-        for file in self._files:
-            file.seek(0)
-        self._said, self._complaints = (file.read() for file in self._files)
-        for file in self._files:
-            file.close()
-
-    def is_running(self, timeout_seconds: float) -> bool:
-        """Return whether the command has not ended, after waiting for that for so long."""
-        try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return True
-        return False
-
-    def output(self) -> str:
-        """Return the text that the command has printed.
-
-        Raises:
-            UsageError: it failed; with its last line.
-        """
-        if code := self._process.returncode:
-            lines = self._complaints.decode(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
-            raise UsageError(f"appo {self.words[0]} failed: {last.removeprefix('error: ')}")
-        return self._said.decode(errors="replace")

@@ -18,13 +18,14 @@ import threadpoolctl
 from appo.algorithms.run.algorithms import flag_table
 from appo.algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from appo.algorithms.run.main import Run
-from appo.algorithms.run.observers import CommandBeside, trust_words
+from appo.algorithms.run.observers import trust_words
 from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
 from appo.algorithms.runtime.callbacks import Callbacks
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import named, vector_of
 from appo.algorithms.runtime.messages import ReplaceWeights
 from appo.algorithms.runtime.processes import fork_server
+from appo.algorithms.runtime.processes.beside import answer_of
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.runner import Runner, Turns
 from appo.envs import given
@@ -38,7 +39,6 @@ from appo.utils.values import nearest, shown
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 60.0
-WAIT_SECONDS = 0.1  # for a command, while there is nothing else to do
 OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
 """Environment variables that a run in this process sets."""
 
@@ -354,11 +354,7 @@ class Training:
     def _beside(self, *words: str) -> str:
         """Run a command of ours while training goes on; return its output."""
         with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
-            command = CommandBeside((*words, *trust_words(self.config)), janitor)
-            with command:
-                while command.is_running(0.0 if self._turns else WAIT_SECONDS):
-                    self._advance()
-            return command.output()
+            return answer_of((*words, *trust_words(self.config)), janitor, self._advance)
 
     @property
     def _env_steps(self) -> int:
