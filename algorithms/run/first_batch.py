@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
 
 
-@dataclass(frozen=True)
+@dataclass
 class FirstBatch:
     """The steps that the learners of a run need before they train for the first time.
 
@@ -28,6 +28,7 @@ class FirstBatch:
         group_rows, num_groups: agents that step together, and how many such groups there are.
         envs: actors and their agents, in words.
         policies: numbers of those that learn.
+        is_looked_at: whether the moment for the warning is over.
     """
 
     columns: int
@@ -37,6 +38,7 @@ class FirstBatch:
     num_groups: int
     envs: str
     policies: tuple[int, ...]
+    is_looked_at: bool = False
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> Self | None:
@@ -92,9 +94,12 @@ class FirstBatch:
         more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
         return f"{there}{soon}: {more}"
 
-    def say(self, monitor: Monitor) -> None:
-        """Log what is missing, if something is."""
+    def tick(self, monitor: Monitor) -> None:
+        """Log once, after `SAY_AFTER_SECONDS`, what the batch lacks, if nothing is trained by then."""
         seconds = time.monotonic() - monitor.started
+        if self.is_looked_at or seconds < SAY_AFTER_SECONDS:
+            return
+        self.is_looked_at = True
         if not self.is_trained(monitor) and not self.is_full(monitor):
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.code import CodeWatch
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import features_of, told, without_effect
-from appo.algorithms.run.first_batch import SAY_AFTER_SECONDS, FirstBatch
+from appo.algorithms.run.first_batch import FirstBatch
 from appo.algorithms.run.folder import lock_run_folder, remove_old
 from appo.algorithms.run.observers import (
     Observers,
@@ -105,6 +106,7 @@ class Run:
         blueprint: what workers are built from; a variant of the algorithm has its own.
         signals: what a person or the system asks meanwhile.
         runner: of the workers, as soon as there are some.
+        begun: whether all workers have been ready.
 
     Raises:
         AppoError: entered: something is not there, or another process trains in the folder.
@@ -125,6 +127,7 @@ class Run:
         self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
+        self.begun = False
         self._first_batch: FirstBatch | None = None
         self._open = ExitStack()
 
@@ -151,11 +154,6 @@ class Run:
         self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
         self.directory, self.status = directory, Status(directory)
         self.status.machine = self.machine
-
-    @property
-    def begun(self) -> bool:
-        """Return whether all workers have been ready."""
-        return self.runner is not None and self.runner.begun
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -194,14 +192,24 @@ class Run:
         return 0
 
     def turns(self) -> Turns:
-        """Train in steps, for callers that do something else in between; return why the run ended."""
+        """Train, and yield after every look at the workers; return the reason of the end. Closed early, save nothing.
+
+        Raises:
+            Interrupted: a signal ended the run, which is saved; `NotSaved`: which could not be saved.
+            AppoError: the start or a worker failed.
+        """
         self.status.write("starting")
         raise_limit()
         try:
             with self.janitor, self.upkeep:
-                reason = yield from self._turns()
-                if self._first_batch and self.runner:
-                    self._first_batch.check(self.runner.monitor, reason)
+                with ExitStack() as stack:
+                    runner = self._start(stack)
+                    while (reason := runner.turn()) is None:
+                        if self._first_batch:
+                            self._first_batch.tick(runner.monitor)
+                        yield
+                if self._first_batch:
+                    self._first_batch.check(runner.monitor, reason)
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             if not isinstance(error, DirectoryInUse):  # then the folder is another run's
@@ -210,8 +218,12 @@ class Run:
         self.status.write("finished", reason)
         return reason
 
-    def _turns(self) -> Turns:
-        """Start the run, from its flags to the main loop: read it from top to bottom."""
+    def _start(self, stack: ExitStack) -> Runner:
+        """Start the run, from its flags to its running workers: read it from top to bottom.
+
+        Args:
+            stack: stack that ends the run.
+        """
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
@@ -267,23 +279,23 @@ class Run:
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         if config.algorithm.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
-        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
-        self.runner.on_begin = partial(remove_old, self.directory)  # the run that this one is to take the place of
-        self.runner.has_lost_files = self.upkeep.belongings.newly_lost
-        self.runner.population = make_self_play(
-            config, topology, arena, tables[0], monitor, resumed[0]
-        ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
+        self.runner = runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
+        runner.has_lost_files = self.upkeep.belongings.newly_lost
+        runner.population = make_self_play(config, topology, arena, tables[0], monitor, resumed[0]) or make_controller(
+            config, exploit_explore, monitor, traits, topology.num_actors
+        )
         self._first_batch = FirstBatch.of(config, topology)
-        if self._first_batch:
-            self.runner.later.append((SAY_AFTER_SECONDS, partial(self._first_batch.say, monitor)))
-        try:
-            with evaluate_beside(config, self.janitor) as evaluator:
-                if evaluator is not None:
-                    monitor.beside["evaluator"] = evaluator
-                return (yield from self.runner.turns())
-        finally:
-            observers.compare(monitor)
-            say_output(monitor, config)
+        stack.callback(say_output, monitor, config)
+        stack.callback(observers.compare, monitor)
+        evaluator = stack.enter_context(evaluate_beside(config, self.janitor))
+        if evaluator is not None:
+            monitor.beside["evaluator"] = evaluator
+        stack.enter_context(runner)
+        workers.start()
+        self.begun = True
+        remove_old(self.directory)  # the run that this one is to take the place of
+        monitor.started = time.monotonic()
+        return runner
 
     def _check_names(self) -> None:
         """Find everything that the flags name, before anything is opened (UsageError)."""

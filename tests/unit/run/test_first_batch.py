@@ -46,14 +46,15 @@ class Watched:
         self.workers = {"actor_0": {"trajectories": whole, "collected": 0}}
         self.policies = [PolicyProgress(100), PolicyProgress(100)]
         self.policies[0].totals |= totals or {}
-        self.started = time.monotonic() - 8.0
+        self.started = 0.0
 
 
 def said(watched: Watched, caplog: pytest.LogCaptureFixture, **flags: Any) -> list[str]:
     first = needs(**flags)
     assert first is not None
+    watched.started = time.monotonic() - 8.001
     with caplog.at_level(logging.INFO):
-        first.say(watched)  # type: ignore[arg-type]
+        first.tick(watched)  # type: ignore[arg-type]
     return caplog.messages
 
 
