@@ -197,22 +197,20 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
 
 
 def algorithm_of(given: Mapping[str, object]) -> str:
-    """Return the name of the algorithm: a saved run's wins, then the one that is given, then the config file's.
+    """Return the name of the algorithm: a saved run's, else the given one, else the config file's.
 
-    The other flags can be read only when it is known, so this looks at as few as can be.
+    All other flags can be read only when the algorithm is known, so as few flags as possible are read here.
 
     Args:
-        given: flag -> value, converted or as words, of the flags that say what is trained and where.
+        given: flag -> value, converted or as words, of the flags that name algorithm and run.
 
     Raises:
         UsageError: a saved run would change its algorithm, or a source is damaged.
     """
-    asked, contents = str(given.get("algo", "")), dict[str, object]()
+    asked = str(given.get("algo", ""))
     if not asked and (path := given.get("config")):
-        with contextlib.suppress(UsageError):  # said when all of it is read
-            contents = read_mapping(Path(str(path)))
-        part = contents.get("run")
-        asked = str(contents.get("algo") or (part.get("algo") if isinstance(part, Mapping) else None) or "")
+        with contextlib.suppress(UsageError):  # `resolve` reports the error
+            asked = str(flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config").get("algo") or "")
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
     run = RunConfig(**where)  # type: ignore[arg-type]
     run.keep_code_out()
@@ -220,9 +218,12 @@ def algorithm_of(given: Mapping[str, object]) -> str:
         return asked or DEFAULT
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     trust = str(given.get("trust", False)).lower() in TRUE_WORDS
-    told = {"algo"} if asked else set()
-    saved = Reading.of(run.run_directory, trust=trust).permitted(LOOKED_AT, given=told)
-    before = str(saved.get("algo", DEFAULT)) if saved else asked or DEFAULT
+    reading = Reading.of(run.run_directory, trust=trust)
+    return _agreed_algorithm(asked, reading.permitted(LOOKED_AT, given={"algo"} if asked else ()), run)
+
+
+def _agreed_algorithm(asked: str, stored: Mapping[str, object], run: RunConfig) -> str:
+    before = str(stored.get("algo", DEFAULT)) if stored else asked or DEFAULT
     if asked and asked != before:
         raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
     return before
@@ -235,46 +236,70 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         given: flag -> value, converted, of the flags on the command line.
 
     Returns:
-        The checked configuration, and for every flag the source it came from. An unnamed run gets a name here, of
-        which the start makes sure that it is its own. What the kind of observation decides is still undecided: the
-        environment has not been made.
+        The checked configuration, and the source of every flag. An unnamed run gets a name, which the start may still
+        change. Flags that depend on the kind of observation are undecided: no environment exists yet.
 
     Raises:
-        UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
+        UsageError: a source is damaged, a saved run would change a fixed flag, or flags contradict each other.
     """
-    table = flag_table(algo := algorithm_of(given))
-    layers: list[tuple[str, Mapping[str, object]]] = [("command line", given)]
-    if path := given.get("config"):
-        layers.append(("config file", _config_file(str(path), table)))
-    asked, _ = _merged(layers)
-    chosen = given.keys() | {name for name, value in asked.items() if value != table.flags[name].default}
-    run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
+    # Read all layers that are files: the config file and the saved run.
+    source = f"--config={shown(path)}" if (path := str(given.get("config") or "")) else "command line"
+    content = read_mapping(Path(path)) if path else {}
+    usual = flag_table(DEFAULT)  # flags of the other algorithms play no role before the algorithm is known
+    written = {usual.aliases.get(word, word): x for word, x in flattened(content, FLAGS_BY_PART, source).items()}
+    if "config" in written:
+        raise UsageError(f"{source}: a config file cannot name another one")
+    plain = {**written, **given}
+    location = typed({name: plain[name] for name in LOCATION if name in plain}, source, usual)
+    run = RunConfig(**location)  # type: ignore[arg-type]
+    run.keep_code_out()
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     resumes = run.restart_behavior == "resume"
     reading = Reading.of(run.run_directory, trust=run.trust) if resumes and run.experiment else None
-    saved = _saved_run(run, reading, asked, table) if reading else {}
+
+    # Judge trust, once.
+    asked_algo = str(plain.get("algo") or "")
+    told = plain.keys() if asked_algo else plain.keys() - {"algo"}  # an empty name leaves the choice to the saved run
+    stored = reading.permitted(TRAINED, given=told) if reading else {}
+
+    # Merge.
+    algo = _agreed_algorithm(asked_algo, stored, run)
+    algorithm, table = find_algorithm(algo), flag_table(algo)
+    file = typed(flattened(content, table.by_part, source), source, table)
+    asked = {**file, **given}
+    saved = _saved_values(stored, asked, run, table)
     env = str(asked.get("env") or saved.get("env", ""))
-    reads = asked.get("input") or saved.get("input")  # what that is shows when all flags are known
-    if not env and find_algorithm(algo).needs_actors and not reads:
+    reads = asked.get("input") or saved.get("input")  # whether `input` is enough is checked below
+    if not env and algorithm.needs_actors and not reads:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
-    layers += [
+    own = {"device": "cpu"} if algorithm.whole_rollouts else {}
+    device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
+    known = find_preset(env, device, algorithm)
+    weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
+    layers: list[tuple[str, Mapping[str, object]]] = [
+        ("command line", given),
+        ("config file", file),
         ("saved run", saved),
-        (f"--algo={algo}", {"device": "cpu"} if find_algorithm(algo).whole_rollouts else {}),
+        (f"--algo={algo}", own),
+        ("init_from", weights),
+        ("env preset", known or {}),
     ]
-    device = choose_device(str(_merged(layers)[0].get("device", "auto")))
-    known = find_preset(env, device, find_algorithm(algo))
-    source = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
-    layers += [("init_from", source), ("env preset", known or {})]
-    if _merged(layers)[0].get("input_evaluation") == "simulation":
-        layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
+    if values.get("input_evaluation") == "simulation":
+        values, origins = _merged([*layers, ("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS})])
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
-    trusted = reading is not None and reading.is_trusted
-    config = replace(Config.from_flat(values), given=frozenset(chosen), unnamed=not run.experiment, trusted=trusted)
+    config = replace(
+        Config.from_flat(values),
+        given=frozenset(given) | {name for name, value in asked.items() if value != table.flags[name].default},
+        unnamed=not run.experiment,
+        trusted=reading is not None and reading.is_trusted,
+    )
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
+
+    # Check.
     check_writable(config.run.run_directory)
     check(config)
     if not env and config.algorithm.find_spec(config.learning, config.env) is None:
@@ -476,35 +501,27 @@ def _check_source(run: RunConfig) -> None:
 
 
 def _inherited(init_from: str, run: RunConfig) -> dict[str, object]:
-    """Return the flags without which weights of another run mean something else: those of its actions."""
+    """Return the flags that say what the weights of another run mean as actions; no other flag of that run counts."""
     if not init_from:
         return {}
-    directory = find_source(init_from, run.run_directory.parent).run.path
-    stored, table = saved_flags(directory), flag_table(DEFAULT)  # of a stranger's run nothing else may decide anything
-    before = {name: table.values_before.get(name, table.flags[name].default) for name in ACTION_FLAGS}
-    found = {name: stored.get(name, value) for name, value in before.items()}
+    directory, table = find_source(init_from, run.run_directory.parent).run.path, flag_table(DEFAULT)
+    stored = table.values_before | saved_flags(directory)
+    found = {name: stored.get(name, table.flags[name].default) for name in ACTION_FLAGS}
     return typed(found, f"saved configuration of run {directory.name}", table)
 
 
-def _config_file(path: str, table: FlagTable) -> dict[str, object]:
-    source = f"--config={shown(path)}"
-    values = typed(flattened(read_mapping(Path(path)), table.by_part, source), source, table)
-    if "config" in values:
-        raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
-    return values
-
-
-def _saved_run(run: RunConfig, reading: Reading, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
-    """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
-    own = reading.permitted(TRAINED, given=asked.keys())
-    stored = typed(own, f"saved configuration of run {run.experiment}", table)
+def _saved_values(
+    stored: Mapping[str, object], asked: Mapping[str, object], run: RunConfig, table: FlagTable
+) -> dict[str, object]:
+    """Return the flags of the saved run; refuse changes of fixed flags (UsageError)."""
     if not stored:
         return {}
-    saved = {name: value for name, value in (table.values_before | stored).items() if name not in LOCATION}
+    values = table.values_before | typed(stored, f"saved configuration of run {run.experiment}", table)
+    saved = {name: value for name, value in values.items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
     if is_again(str(saved.get("env", "")), str(fixed.get("env", ""))):
-        fixed.pop("env")  # the same class, which has a place of its own by now
-    before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag
+        fixed.pop("env")  # the same class under its present name
+    before = {name: table.flags[name].default for name in fixed} | saved  # the flag may be newer than the run
     if changes := changed_flags(before, fixed):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
