@@ -82,7 +82,6 @@ class EnvConfig:
         " is only shifted; numbers without bounds stay as they are; off = the units of the environment",
         choices=("auto", "off"),
         fixed_on_resume=True,
-        before="off",
         needs="numbers",
     )
     action_distribution: str = flag(
@@ -106,7 +105,6 @@ class EnvConfig:
         " where their spaces differ, off = never",
         choices=("auto", "off"),
         fixed_on_resume=True,
-        before="off",
         needs="agents",
     )
     reward_scale: float = flag(
@@ -114,8 +112,7 @@ class EnvConfig:
     )
     reward_clip: float = flag(
         0.0,
-        "limit of the absolute scaled reward, 0 = off; the original 10 silently flattened larger rewards, so none is"
-        " clipped here unless asked",
+        "limit of the absolute scaled reward; 0 = off",
         minimum=0,
         needs="returns",
     )

@@ -58,7 +58,7 @@ class ColumnsConfig(OptimizerConfig):
     rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
     recurrence: int = flag(
         0,
-        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout (originally 32)",
+        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout",
         minimum=0,
         needs="memory",
     )

@@ -144,19 +144,17 @@ class SamplingConfig:
         "on the CPU, measure at the start, in at most 2 seconds, what decides those of these flags that are 0 or auto;"
         " off = fixed rules",
     )
-    num_workers: int = flag(
-        0, "actor processes; 0 = tuned to the machine (originally one per core)", minimum=0, needs="actors"
-    )
+    num_workers: int = flag(0, "actor processes; 0 = tuned to the machine", minimum=0, needs="actors")
     num_envs_per_worker: int = flag(
         0,
-        "envs of one actor, a multiple of worker_num_splits; 0 = tuned (originally 2)",
+        "envs of one actor, a multiple of worker_num_splits; 0 = tuned",
         minimum=0,
         needs="actors",
     )
     worker_num_splits: int = flag(
         0,
         "groups into which an actor's envs are split, one steps while others wait for actions; 2 = double buffering,"
-        " 1 = off, 0 = tuned (originally 2)",
+        " 1 = off, 0 = tuned",
         minimum=0,
         needs="actors",
     )
@@ -189,7 +187,7 @@ class SamplingConfig:
     num_minibatches_to_accumulate: int | None = flag(
         None,
         "minibatches that may wait for the learner before sampling pauses; none = num_batches_per_iteration, -1 = twice"
-        " as many (originally the default), 0 = none may: where a single policy plays, sampling stops while training",
+        " as many, 0 = none may: where a single policy plays, sampling stops while training",
         minimum=-1,
         needs="actors",
     )
@@ -200,7 +198,7 @@ class SamplingConfig:
     )
     decorrelate_experience_max_seconds: float = flag(
         0.0,
-        "seconds the last actor sleeps after its first trajectory, earlier ones less; 0 (originally 10) = no sleep, the"
+        "seconds the last actor sleeps after its first trajectory, earlier ones less; 0 = no sleep, the"
         " first trajectories of different groups start at different lengths instead",
         minimum=0,
         needs="actors",
@@ -255,7 +253,7 @@ class SamplingConfig:
     )
     learner_main_loop_num_cores: int = flag(
         0,
-        "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors (originally 1)",
+        "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors",
         minimum=0,
     )
     memory_limit_mb: int = flag(
@@ -375,7 +373,7 @@ class LoggingConfig:
         " Biases), trackio, mlflow; empty = none",
         elements="wandb, trackio or mlflow",
     )
-    with_wandb: bool = flag(False, "the same as --track=wandb, as it was called originally", harmless=False)
+    with_wandb: bool = flag(False, "the same as --track=wandb", harmless=False)
     wandb_project: str = flag("appo", "project at the trackers, experiment at MLflow", needs="track|with_wandb")
     wandb_user: str = flag(
         "", "user or team at Weights & Biases; empty = the default one", needs="track=*wandb*|with_wandb"

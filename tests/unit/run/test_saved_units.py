@@ -1,12 +1,17 @@
-"""Runs of before keep the units in which their policies act."""
+"""Saved runs keep the units in which their policies act, and flags that are younger than a run have a value for it."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.run.config import Config, parse_train
 from appo.utils.errors import UsageError
+from appo.utils.flags import flag
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +20,7 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(name: str, **flags: object) -> None:
-    """A run with these flags; a version of before had no --action_scaling."""
+    """Write a run that saved these flags and no others."""
     folder = Path("train_dir", name)
     Path(folder, "checkpoint_p0", "ckpt_000000000001").mkdir(parents=True)
     Path(folder, "config.json").write_text(json.dumps({"env": "Pendulum-v1", **flags}))
@@ -25,16 +30,48 @@ def scaling(*words: str) -> str:
     return parse_train(["--env=Pendulum-v1", *words]).env.action_scaling
 
 
-def test_a_run_of_before_resumes_as_it_was_and_cannot_change() -> None:
-    saved("old")
-    assert scaling("--experiment=new") == "auto"
-    assert scaling("--experiment=old") == "off"
-    with pytest.raises(UsageError, match="run old cannot change action_scaling off -> auto"):
-        scaling("--experiment=old", "--action_scaling=auto")
+@dataclass(frozen=True)
+class LaterConfig(APPOConfig):
+    """Flags of APPO, and a younger one."""
+
+    units: str = flag("new", "units of something", choices=("new", "old"), before="old", fixed_on_resume=True)
 
 
-def test_weights_of_before_keep_their_units() -> None:
-    saved("old")
+@dataclass(frozen=True)
+class Later(APPO):
+    """APPO with a flag that older runs do not have."""
+
+    flags: ClassVar[type[APPOConfig]] = LaterConfig
+
+
+LATER = f"{__name__}:Later"
+
+
+def units_of(config: Config) -> str:
+    assert isinstance(config.learning, LaterConfig)
+    return config.learning.units
+
+
+def units(*words: str) -> str:
+    return units_of(parse_train(["--env=Pendulum-v1", f"--algo={LATER}", *words]))
+
+
+def test_a_run_without_a_younger_flag_has_its_value_of_before_and_cannot_change() -> None:
+    saved("old", algo=LATER)
+    assert units("--experiment=new") == "new"
+    assert units("--experiment=old", "--trust") == "old"
+    with pytest.raises(UsageError, match="run old cannot change units old -> new"):
+        units("--experiment=old", "--trust", "--units=new")
+
+
+def test_what_plays_a_run_reads_a_younger_flag_so() -> None:
+    assert units_of(Config.from_saved({"env": "a", "algo": LATER})) == "old"
+    assert units_of(Config.from_saved({"env": "a", "algo": LATER, "units": "new"})) == "new"
+    assert units_of(Config.from_flat({"env": "a", "algo": LATER})) == "new"
+
+
+def test_weights_keep_their_units() -> None:
+    saved("old", action_scaling="off")
     saved("new", action_scaling="auto", action_distribution="tanh_gaussian")
     assert scaling("--experiment=b", "--init_from=old") == "off"
     assert scaling("--experiment=b", "--init_from=old", "--action_scaling=auto") == "auto"
@@ -43,18 +80,12 @@ def test_weights_of_before_keep_their_units() -> None:
 
 
 def test_weights_of_a_stranger_bring_the_units_of_its_actions_and_nothing_else() -> None:
-    saved("theirs", algo="no_such_module:Algorithm", encoder_custom="no_such_module:Encoder", rollout="many")
+    theirs = {"algo": "no_such_module:Algorithm", "encoder_custom": "no_such_module:Encoder", "rollout": "many"}
+    saved("theirs", action_scaling="off", **theirs)
     assert scaling("--experiment=b", "--init_from=theirs") == "off"
     saved("damaged", action_scaling="sideways")
     with pytest.raises(UsageError, match=r"saved configuration of run damaged: .*action_scaling"):
         scaling("--experiment=b", "--init_from=damaged")
-
-
-def test_what_plays_a_saved_run_reads_its_flags_so() -> None:
-    assert Config.from_saved({"env": "a"}).env.action_scaling == "off"
-    assert Config.from_saved({"env": "a", "action_scaling": "auto"}).env.action_scaling == "auto"
-    assert Config.from_saved({"env": "a"}).env.agent_id == "off"
-    assert Config.from_flat({"env": "a"}).env.agent_id == "auto"
 
 
 def bins(*words: str) -> int | None:
