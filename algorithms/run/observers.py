@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from statistics import NormalDist, fmean, variance
-from typing import Any, NamedTuple
+from typing import Any
 
+from appo.algorithms.ops.intervals import welch_interval
 from appo.algorithms.population.controller import Controller
 from appo.algorithms.population.exploit_explore import ExploitExplore
 from appo.algorithms.population.lineage import Lineage
@@ -200,43 +200,6 @@ def with_saves_to_evaluate(config: Config) -> RunConfig:
 # How the policies of one run compare at its end: those that `--per_policy` has set apart.
 
 
-CONFIDENCE = 0.95
-
-
-class Difference(NamedTuple):
-    """The difference of two means; the true one lies within `margin` on both sides with `CONFIDENCE`."""
-
-    mean: float
-    margin: float
-
-
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """Return mean of the second minus mean of the first, of numbers of unequal variances; None for less than two each.
-
-    Source: Welch 1947, Biometrika 34; the quantile of Student's t by its expansion (Abramowitz and Stegun, 26.7.5).
-    """
-    if min(len(first), len(second)) < 2:
-        return None
-    squares = [variance(one) / len(one) for one in (first, second)]
-    mean, square = fmean(second) - fmean(first), sum(squares)
-    if not square:
-        return Difference(mean, 0.0)
-    freedom = square**2 / sum(s**2 / (len(one) - 1) for s, one in zip(squares, (first, second), strict=True))
-    return Difference(mean, _quantile(freedom) * math.sqrt(square))
-
-
-def _quantile(freedom: float) -> float:
-    """Return the quantile of Student's t, two-sided, for `CONFIDENCE`."""
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
-
-
 def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for every policy but the first: how its mean return differs from that of the first.
 
@@ -249,7 +212,7 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
     lines = []
     first = policies[0].episode_return.values()
     for policy, (progress, values) in enumerate(zip(policies, given, strict=True)):
-        found = difference(first, progress.episode_return.values()) if policy else None
+        found = welch_interval(first, progress.episode_return.values()) if policy else None
         if found is None:
             continue
         low, high = found.mean - found.margin, found.mean + found.margin
