@@ -24,7 +24,7 @@ from appo.algorithms.runtime.messages import (
     Worker,
 )
 from appo.algorithms.runtime.processes.channels import Doorbell
-from appo.algorithms.runtime.processes.process import Node
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from appo.algorithms.runtime.topology import Topology

@@ -139,7 +139,8 @@ def play(workload: Workload, rows: int) -> Played:
     from appo.algorithms.runtime.memory.arena import Arena
     from appo.algorithms.runtime.memory.heartbeat import Heartbeat
     from appo.algorithms.runtime.messages import Address, Begin, Message
-    from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+    from appo.algorithms.runtime.processes.node import Node
+    from appo.algorithms.runtime.processes.process import ProcessPlan
     from appo.algorithms.runtime.topology import Topology
 
     config = workload.config(device="cpu", learning_rate=0, inference="serial")

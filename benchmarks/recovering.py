@@ -14,7 +14,7 @@ from typing import Any
 
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.main import Run
-from appo.algorithms.runtime.processes.stalls import Progress
+from appo.algorithms.runtime.processes.progress import Progress
 from appo.algorithms.runtime.processes.supervisor import Supervisor
 from appo.algorithms.runtime.runner import run_to_end
 from appo.utils.logging import configure

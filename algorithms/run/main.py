@@ -44,17 +44,19 @@ from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
 from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
 from appo.algorithms.runtime.messages import Address
-from appo.algorithms.runtime.monitor.overview import Status
 from appo.algorithms.runtime.monitor.performance import Machine
+from appo.algorithms.runtime.monitor.status import Status
 from appo.algorithms.runtime.monitor.upkeep import Upkeep
 from appo.algorithms.runtime.processes import fork_server, inquiry, prctl
 from appo.algorithms.runtime.processes.channels import Links
 from appo.algorithms.runtime.processes.crash_recorder import CrashRecorder
 from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.pool import InProcess, Processes, Workers
-from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.processes.process import ProcessPlan
+from appo.algorithms.runtime.processes.progress import Progress
 from appo.algorithms.runtime.processes.restarts import Limits
-from appo.algorithms.runtime.processes.stalls import PATIENCE_SECONDS, Progress, StallWatch
+from appo.algorithms.runtime.processes.stalls import PATIENCE_SECONDS, StallWatch
 from appo.algorithms.runtime.processes.supervisor import Supervisor
 from appo.algorithms.runtime.roles import ACTOR, MAIN
 from appo.algorithms.runtime.runner import Runner, Turns, run_to_end

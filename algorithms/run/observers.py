@@ -33,7 +33,8 @@ from appo.algorithms.runtime.monitor.console import Title, aim_of, console_for
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.performance import Machine
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
-from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, is_installed
+from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, is_installed
+from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.beside import RestartedCommand
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.topology import Topology

@@ -10,7 +10,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.algorithms.runtime.messages import Message
 from appo.algorithms.runtime.monitor.monitor import Monitor
-from appo.algorithms.runtime.monitor.overview import Status
+from appo.algorithms.runtime.monitor.status import Status
 from appo.algorithms.runtime.processes.pool import POLL_SECONDS, Workers
 from appo.utils.errors import DirectoryInUse, Interrupted, NotSaved, ResourceError, StopNow
 from appo.utils.interrupts import SignalWatch

@@ -25,7 +25,7 @@ from appo.algorithms.run.defaults import flags_by_kind
 from appo.algorithms.run.folder import find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from appo.algorithms.runtime.memory.learner_state import decode, read_plain
-from appo.algorithms.runtime.monitor.tracking import LOCATION_FLAGS
+from appo.algorithms.runtime.monitor.trackers import LOCATION_FLAGS
 from appo.algorithms.tools.flags import HubConfig
 from appo.utils import checkpoint_files
 from appo.utils.command_line import say, words_of_flag

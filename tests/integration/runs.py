@@ -32,7 +32,8 @@ from appo.algorithms.runtime.messages import (
     WorkerReport,
 )
 from appo.algorithms.runtime.monitor.monitor import Monitor
-from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.processes.node import Node
+from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.runner import run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.utils import checkpoint_files

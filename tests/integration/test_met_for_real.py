@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 import pytest
 
 from appo.algorithms import cli, load_policy
-from appo.algorithms.runtime.monitor.tracking import HEAD, TRACKERS, Tracker
+from appo.algorithms.runtime.monitor.tracker_process import HEAD
+from appo.algorithms.runtime.monitor.trackers import TRACKERS
+from appo.algorithms.runtime.monitor.tracking import Tracker
 from tests.integration.runs import Command, run_command
 from tests.unit.runtime.monitor.test_tracking import FakeJanitor
 

@@ -131,7 +131,7 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.tools.top",  # the same
         "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
-        "appo.algorithms.runtime.monitor.overview",
+        "appo.algorithms.runtime.monitor.status",
         "appo.utils.tensorboard",  # TensorBoard's events
     }
 

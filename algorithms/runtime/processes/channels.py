@@ -145,9 +145,9 @@ class Mailbox:
 
 
 def _keep_queues_off_what_cannot_be_written() -> None:
-    """Let the memory of queues, which soon has no name, lie in a temporary file where /dev/shm is closed."""
+    """Put the memory of queues into a temporary file, soon unlinked, if /dev/shm is not writable."""
     arena: Any = multiprocessing.heap.Arena
-    arena._dir_candidates = [place for place in getattr(arena, "_dir_candidates", ()) if os.access(place, os.W_OK)]
+    arena._dir_candidates = [place for place in arena._dir_candidates if os.access(place, os.W_OK)]
 
 
 class Links:

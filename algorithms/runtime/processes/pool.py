@@ -7,9 +7,10 @@ from typing import Protocol
 
 from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReady, WorkerRestarted
 from appo.algorithms.runtime.processes.fork_server import server_ended
-from appo.algorithms.runtime.processes.process import Node, Timekeeper
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.stalls import StallWatch
 from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.algorithms.runtime.roles import MAIN, ROLES
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.interrupts import SignalWatch

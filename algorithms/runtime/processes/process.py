@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,116 +17,24 @@ from typing import NoReturn
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
 from appo.algorithms.runtime.messages import (
-    ALL,
     Address,
     Begin,
-    Message,
     Stop,
-    TimeReport,
     Worker,
     WorkerFailed,
     WorkerReady,
 )
 from appo.algorithms.runtime.processes import prctl
 from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.restarts import ending_of
 from appo.algorithms.runtime.processes.strays import MARK, mark_of
+from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.algorithms.runtime.roles import Role
 from appo.utils import failpoints, logging, machine
 from appo.utils.errors import AppoError, format_error, lack_of, traceback_of
 from appo.utils.interrupts import QUIET
 from appo.utils.run_folder import append_to_own
-from appo.utils.timing import ENV, PHASES, clock
-
-# The workers that share a process, and how messages pass between them.
-
-
-class Node:
-    """Delivers messages among its workers, and hands the rest to `send`.
-
-    Args:
-        workers: in the order in which they get their turn.
-        address_of: the receiver of a message.
-        send: takes messages whose receiver lives elsewhere.
-    """
-
-    def __init__(
-        self,
-        workers: Mapping[Address, Worker],
-        address_of: Callable[[Message], Address],
-        send: Callable[[Message], None],
-    ) -> None:
-        self.workers, self.address_of, self.send = workers, address_of, send
-
-    def deliver(self, message: Message) -> None:
-        """Give a message to the worker it is for, or to all."""
-        address = self.address_of(message)
-        if address is ALL:
-            for worker in self.workers.values():
-                self._post_all(worker.handle(message))
-            return
-        worker_or_none = self.workers.get(address)
-        if worker_or_none is None:
-            self.send(message)
-        else:
-            self._post_all(worker_or_none.handle(message))
-
-    def turn(self) -> bool:
-        """Let every worker that has work do one unit of it; return False when none had any."""
-        busy = False
-        for worker in self.workers.values():
-            if worker.pending():
-                busy = True
-                self._post_all(worker.work())
-        return busy
-
-    def _post_all(self, messages: Iterator[Message]) -> None:
-        for message in messages:
-            self.deliver(message)
-
-
-# Reports how a process spends its time.
-
-
-REPORT_NS = 1_000_000_000
-
-
-class Timekeeper:
-    """Reads the clock of this process once a second.
-
-    Args:
-        process: its name.
-        role: of its first worker.
-        runs_environments: whether processes that it has started, such as games, do the work of its environments.
-    """
-
-    def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
-        self.process, self.role = process, role
-        self._children = machine.Descendants() if runs_environments else None
-        self._children_before = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from now."""
-        clock.restart()
-        self._reported_ns = clock.started_ns
-        self._children_before = self._children.cpu_seconds() if self._children else 0.0
-
-    def due(self) -> bool:
-        """Return whether the last report is a second old."""
-        return clock.entered_ns - self._reported_ns >= REPORT_NS
-
-    def report(self) -> TimeReport:
-        """Report how the time was spent since the beginning."""
-        seconds, cpu_seconds = clock.spent()
-        self._reported_ns = clock.entered_ns
-        if self._children:
-            children = self._children.cpu_seconds() - self._children_before
-            cpu_seconds[PHASES[ENV]] = cpu_seconds.get(PHASES[ENV], 0.0) + children
-        return TimeReport(
-            self.process, self.role, clock.started_ns, seconds, cpu_seconds, clock.collected, clock.trained
-        )
-
 
 IDLE_SECONDS = 0.2
 

@@ -21,7 +21,8 @@ from appo.algorithms.runtime.memory.learner_state import ModelDescription, State
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import ActionRequest, Address, Begin, Message, PolicyTraits, Worker
-from appo.algorithms.runtime.processes.process import Node, ProcessPlan
+from appo.algorithms.runtime.processes.node import Node
+from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role
 from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker

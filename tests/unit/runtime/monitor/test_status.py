@@ -9,7 +9,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import LoggingConfig
 from appo.algorithms.runtime.messages import LearnerReport
 from appo.algorithms.runtime.monitor.monitor import Monitor
-from appo.algorithms.runtime.monitor.overview import STATUS_SECONDS, Status
+from appo.algorithms.runtime.monitor.status import STATUS_SECONDS, Status
 from appo.utils.run_folder import RunFolder
 from tests.unit.runtime.monitor.test_monitor import episodes
 

@@ -15,7 +15,8 @@ from appo.algorithms.run.observers import check_observers
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import LoggingConfig
 from appo.algorithms.runtime.monitor.monitor import Monitor
-from appo.algorithms.runtime.monitor.tracking import TRACKERS, Tracker, asked_trackers, wandb_settings
+from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, wandb_settings
+from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.utils.errors import UsageError
 

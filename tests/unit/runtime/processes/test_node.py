@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterator
 
 from appo.algorithms.runtime.messages import Address, Begin, Message, SaveState, StateSaved, Stop
-from appo.algorithms.runtime.processes.process import Node
+from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.topology import Topology
 
 BOOK = Topology("central", 1, 1, 1, num_policies=3, policy_workers_per_policy=1, rows=1, rollout=1).address_book()

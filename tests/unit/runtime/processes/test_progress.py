@@ -5,7 +5,7 @@ from dataclasses import replace
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.messages import WorkerReport
 from appo.algorithms.runtime.processes.channels import Mailboxes
-from appo.algorithms.runtime.processes.stalls import Progress
+from appo.algorithms.runtime.processes.progress import Progress
 from tests.states import adam_layout
 from tests.unit.runtime.worlds import TOPOLOGY, world_of
 

@@ -1,8 +1,8 @@
 import pytest
 
 from appo.algorithms.runtime.messages import TimeReport
-from appo.algorithms.runtime.processes import process as module
-from appo.algorithms.runtime.processes.process import Timekeeper
+from appo.algorithms.runtime.processes import timekeeper as module
+from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.utils.timing import ENV, INFERENCE, PhaseClock
 
 SECOND = 1_000_000_000

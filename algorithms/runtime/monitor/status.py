@@ -1,0 +1,85 @@
+"""`status.json`: the state of a run, for readers outside of the run."""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from appo.algorithms.runtime.disk import DiskThread
+from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
+
+STATUS_SECONDS = 2.0
+
+SHORT = ("state", "reason", "pid", "time", "totals", "return_mean", "budget", "seconds", "elapsed_seconds", "env_steps")
+"""What is most worth to be known of a status where there is no room for all of it."""
+
+DURABLE_SECONDS = 3.0  # that a state which lasts may take to be on disk
+
+
+class Status:
+    """Writes the state of a run with its counters. A full disk costs what would have been written, nothing else.
+
+    Args:
+        directory: of the run.
+
+    Attributes:
+        counters: what else is written each time, as soon as there is something to count.
+        budget: of the run, as plain values, as soon as it is known.
+        machine: that the run has, as plain values.
+        disk: does the writing, here and for others of the run in main.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = RunFolder(directory).status
+        self.counters: Callable[[], Mapping[str, object]] = dict
+        self.budget: dict[str, float | None] = {}
+        self.machine: Mapping[str, object] = {}
+        self.disk = DiskThread("files")
+        self._due = -math.inf
+
+    def tick(self, now: float) -> None:
+        """Write, while training, every few seconds of this monotonic clock, without waiting for the disk."""
+        if now >= self._due:
+            self._due = now + STATUS_SECONDS
+            self._write("training", "", durable=False)
+
+    def write(self, state: str, reason: str = "") -> None:
+        """Write that the run is in this state now, and why."""
+        self._write(state, reason, durable=True)
+
+    def _write(self, state: str, reason: str, *, durable: bool) -> None:
+        status = {"state": state, "reason": reason, "pid": os.getpid(), "time": time.time()}
+        status |= self.counters()
+        status = {"totals": {}, "return_mean": [], **status, "budget": self.budget, "machine": self.machine}
+        write = partial(_write_status, self.path, status, durable=durable)
+        if durable:
+            self.disk.do(write, DURABLE_SECONDS)
+        else:
+            self.disk.do(write, keep=False)  # there will be a newer one
+
+
+def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) -> None:
+    try:
+        write_json_atomic(path, status, durable=durable)
+    except OSError:
+        if durable:  # how the run has ended must not stay unknown
+            with contextlib.suppress(OSError):
+                _write_in_place(path, status)
+
+
+def _write_in_place(path: Path, status: Mapping[str, object]) -> None:
+    """Overwrite a status, as far as it fits: a full disk takes no new file, but the bytes that this one has."""
+    descriptor = update_own(path)
+    try:
+        room = os.fstat(descriptor).st_size
+        short = {name: status[name] for name in SHORT if name in status}
+        texts = (json.dumps(one, allow_nan=False).encode() for one in (status, short))
+        if text := next((text for text in texts if len(text) < room), None):
+            os.pwrite(descriptor, text.ljust(room - 1) + b"\n", 0)
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

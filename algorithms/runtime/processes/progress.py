@@ -1,0 +1,88 @@
+"""The work of all processes of a run so far, and the work that other processes wait for, read from the arena."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from appo.algorithms.runtime.memory.arena import Arena, Array
+from appo.algorithms.runtime.memory.output_ring import TAKEN
+from appo.algorithms.runtime.memory.slots import LearnerLedger, Trajectories, Units
+from appo.algorithms.runtime.messages import Address, WorkerReport
+from appo.algorithms.runtime.processes.channels import Mailbox, Mailboxes
+from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
+from appo.algorithms.runtime.sampling.env_group import NOTED
+from appo.algorithms.runtime.topology import Topology
+
+COLLECTED, TRAJECTORIES = NOTED.index("collected"), NOTED.index("trajectories")
+
+
+class Progress:
+    """The work done so far, read from the arena.
+
+    Args:
+        topology: of the run.
+        arena: its memory.
+        trajectories: the shared arrays in it.
+    """
+
+    def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
+        self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)
+        self._apart = {worker: Units(arena, place) for place, worker in enumerate(topology.workers_apart())}
+        self._saves = [arena[f"state.{policy}.latest"] for policy in range(topology.num_policies)]
+        self._written = arena[TAKEN] if topology.writes else np.zeros((0, 1), np.int64)
+        self._served: dict[str, list[tuple[int, int]]] = defaultdict(list)  # a worker more than groups serves none
+        for policy in range(topology.num_acting):
+            for group in range(topology.num_groups):
+                # Past versions share a process, which has the name of the first.
+                server = str(topology.policy_worker_of(min(policy, topology.num_policies), group))
+                self._served[server].append((policy, group))
+
+    def of(self, name: str) -> int:
+        """Return units of work of all processes that have been in this place: trajectories, replies, saved states."""
+        worker = self.topology.processes()[name][0]
+        if worker.role == ACTOR.name:
+            return int(self._noted(worker.index)[TRAJECTORIES])
+        if worker.role == LEARNER.name:
+            return int(self._saves[worker.index][0])
+        if worker.role == WRITER.name:
+            return int(self._written[:, 0].sum())
+        if worker in self._apart:
+            return self._apart[worker].count
+        return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
+
+    def actor_reports(self) -> Iterator[WorkerReport]:
+        """Yield the report that every actor worker would give, whether or not a process is in its place."""
+        for actor in range(self.topology.num_actors):
+            totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
+            yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
+
+    def trained(self) -> int:
+        """Sum samples of all learners, and how often they have used them: one of both grows while they live."""
+        columns = [LearnerLedger.NAMES.index(name) for name in ("samples", "used")]
+        return int(self.trajectories.learner_counts[:, columns].sum())
+
+    def collected(self) -> int:
+        """Return the steps of all actors."""
+        return int(self.trajectories.group_counts[:, COLLECTED].sum())
+
+    def owes(self, name: str) -> str:
+        """Return in words what others wait for from this process."""
+        worker = self.topology.processes()[name][0]
+        if worker.role == LEARNER.name:
+            held = int((self.trajectories.owner >> worker.index & 1).sum())
+            return f"holds {held} of {len(self.trajectories.owner)} slots" * (not self.topology.num_takers)
+        if worker.facts.takes_trajectories:
+            t = self.trajectories
+            held = int(((t.owner >> worker.index & 1 > 0) & (t.taker == worker.member)).sum())
+            return f"holds {held} of {len(t.owner)} slots"
+        if worker.role == POLICY_WORKER.name:
+            unanswered = self.mailboxes.unanswered()
+            return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
+        return ""
+
+    def _noted(self, actor: int) -> Array:
+        """Return the counts of an actor by `NOTED`, summed over its groups."""
+        groups = self.topology.groups_of(actor)
+        counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
+        return counts

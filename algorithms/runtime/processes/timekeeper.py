@@ -1,0 +1,44 @@
+"""Reports of the time that a process spends per phase."""
+
+from appo.algorithms.runtime.messages import TimeReport
+from appo.utils import machine
+from appo.utils.timing import ENV, PHASES, clock
+
+REPORT_NS = 1_000_000_000
+
+
+class Timekeeper:
+    """Reads the clock of this process once a second.
+
+    Args:
+        process: its name.
+        role: of its first worker.
+        runs_environments: whether processes that it has started, such as games, do the work of its environments.
+    """
+
+    def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
+        self.process, self.role = process, role
+        self._children = machine.Descendants() if runs_environments else None
+        self._children_before = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now."""
+        clock.restart()
+        self._reported_ns = clock.started_ns
+        self._children_before = self._children.cpu_seconds() if self._children else 0.0
+
+    def due(self) -> bool:
+        """Return whether the last report is a second old."""
+        return clock.entered_ns - self._reported_ns >= REPORT_NS
+
+    def report(self) -> TimeReport:
+        """Report how the time was spent since the beginning."""
+        seconds, cpu_seconds = clock.spent()
+        self._reported_ns = clock.entered_ns
+        if self._children:
+            children = self._children.cpu_seconds() - self._children_before
+            cpu_seconds[PHASES[ENV]] = cpu_seconds.get(PHASES[ENV], 0.0) + children
+        return TimeReport(
+            self.process, self.role, clock.started_ns, seconds, cpu_seconds, clock.collected, clock.trained
+        )
