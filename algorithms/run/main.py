@@ -14,29 +14,29 @@ from typing import Self
 
 from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
-from appo.algorithms.run.build_workers import Blueprint
-from appo.algorithms.run.code import CodeWatch
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.defaults import features_of, told, without_effect
+from appo.algorithms.run.defaults import told
+from appo.algorithms.run.directory.code import CodeWatch
+from appo.algorithms.run.directory.page import leave_page
+from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
+from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.run.first_batch import FirstBatch
-from appo.algorithms.run.folder import lock_run_folder, remove_old
 from appo.algorithms.run.observers import (
     Observers,
     check_observers,
     evaluate_beside,
-    make_controller,
-    make_self_play,
     say_output,
     start_tracking,
     with_saves_to_evaluate,
 )
-from appo.algorithms.run.page import leave_page
 from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from appo.algorithms.run.policies import make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
 from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, CustomSummaries, find_callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing

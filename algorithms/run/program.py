@@ -14,8 +14,8 @@ from types import FrameType
 
 import gymnasium
 
-from appo.algorithms.run.code import NAMED_IN_WORKERS
 from appo.algorithms.run.config import Config
+from appo.algorithms.run.directory.code import NAMED_IN_WORKERS
 from appo.envs import given
 from appo.utils.errors import UsageError
 

@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from appo.algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
+from appo.algorithms.run.directory.journal import count_starts, journal
+from appo.algorithms.run.folder import Source, find_source, saved_flags, saved_measurement
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
@@ -206,9 +207,6 @@ def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_fi
         loaded = checkpoint_files.load(source.checkpoints, check=decode, limit=limit)
     assert loaded is not None, "find_source has seen a checkpoint"
     return loaded
-
-
-# The segments of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.
 
 
 class ResumeSegments:

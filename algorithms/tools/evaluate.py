@@ -20,7 +20,8 @@ from appo.algorithms.playing.player import Acts, Player, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.folder import find_runs, refuse_links
+from appo.algorithms.run.directory.taking import refuse_links
+from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.summary import LIVING_STATES
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import read_plain

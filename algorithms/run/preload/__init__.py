@@ -2,7 +2,7 @@
 
 FIRST, LAST = f"{__name__}.first", f"{__name__}.last"
 NETWORK = (
-    "appo.algorithms.run.build_learner",
+    "appo.algorithms.run.workers.networks",
     # The algorithms import these only when they make something: each child would load them once more, for itself.
     "appo.algorithms.models.build",
     "appo.algorithms.parts.columns",

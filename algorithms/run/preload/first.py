@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 import gymnasium  # noqa: E402, F401 - imported for the children
 import psutil  # noqa: E402, F401 - imported for the children
 
-from appo.algorithms.run import build_workers  # noqa: E402, F401 - what a child unpickles first
+from appo.algorithms.run.workers import blueprint  # noqa: E402, F401 - what a child unpickles first
 from appo.algorithms.runtime.processes import fork_server  # noqa: E402
 
 fork_server.restore_environment()

@@ -12,12 +12,12 @@ from appo.algorithms.models.custom import refuse_two_behaviours
 from appo.algorithms.models.encoders import share_images
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.population.config import PopulationConfig
-from appo.algorithms.run.build_learner import make_learner, make_policy_worker
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed, learned_spec
 from appo.algorithms.run.plan import Probe, RunPlan
 from appo.algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
 from appo.algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
+from appo.algorithms.run.workers.networks import make_learner, make_policy_worker
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import LoggingConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from appo.algorithms.run import code
-from appo.algorithms.run.code import CodeWatch, code_places, look
 from appo.algorithms.run.config import Config
+from appo.algorithms.run.directory import code
+from appo.algorithms.run.directory.code import CodeWatch, code_places, look
 from appo.utils.user_modules import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")

@@ -1,4 +1,4 @@
-from appo.algorithms.run.observers import comparison
+from appo.algorithms.run.policies import comparison
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 
 

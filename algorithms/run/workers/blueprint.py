@@ -135,7 +135,7 @@ class Blueprint(RunPlan):
             WRITER.name: partial(make_writer, self, plan),
         }
         if any(address.facts.has_network for address in plan.workers):
-            from appo.algorithms.run.build_learner import make_policy_worker
+            from appo.algorithms.run.workers.networks import make_policy_worker
 
             make[LEARNER.name] = partial(self.make_learner, plan.arena)
             make[POLICY_WORKER.name] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
@@ -155,6 +155,6 @@ class Blueprint(RunPlan):
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
         """Make the learner of a policy; a variant of the algorithm makes another one here."""
-        from appo.algorithms.run.build_learner import make_learner
+        from appo.algorithms.run.workers.networks import make_learner
 
         return make_learner(self, arena, address)
