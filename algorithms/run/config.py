@@ -1,4 +1,4 @@
-"""All flags of a training run: they are composed, completed from their sources and checked here."""
+"""All flags of a training run: composed, completed from their sources, and checked."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,16 @@ from appo.utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
 @dataclass(frozen=True)
 class Config:
-    """All flags of a training run; every component receives its part, never the whole.
+    """All flags of a training run. Each component receives only its part.
 
     Attributes:
-        learning: flags of the algorithm, of the class that it declares.
-        undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
-        by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
-            all others.
-        given: flags on the command line, and of the config file those that are not as without it by default.
-        unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
-        trusted: whether the saved run that goes on was marked by this user, or is trusted by `--trust`, when its flags
-            were read.
+        learning: flags of the algorithm, of the class that the algorithm declares.
+        undecided: open flags of an environment without a preset; `run/defaults.py` decides them.
+        by_kind: flag -> value that the kind of observation implies for an open flag; {} before the environment is
+            known, and for environments with a preset.
+        given: flags on the command line, and flags of the config file that differ from the default.
+        unnamed: whether the run got its name here; the number in the name may change when the folder is made.
+        trusted: whether the resumed run has the mark of this user, or `--trust` was given.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -62,10 +61,10 @@ class Config:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object]) -> Self:
-        """Compose a configuration of flags in one flat mapping, as JSON holds it; what is missing has its default.
+        """Compose a configuration of flags in one flat mapping, as in JSON; missing flags have their defaults.
 
         Raises:
-            UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
+            UsageError: an unknown flag, or a value of the wrong type. Flags are not checked against each other.
         """
         table = flag_table(str(values.get("algo", DEFAULT)))
         found = typed(values, "configuration", table)
@@ -77,7 +76,7 @@ class Config:
 
     @classmethod
     def from_saved(cls, flags: Mapping[str, object]) -> Self:
-        """Compose the configuration of a saved run; flags that its version did not have are as they were then.
+        """Compose the configuration of a saved run; a flag younger than the run has its value of `before=`.
 
         Raises:
             UsageError: as `from_flat`.
@@ -107,13 +106,13 @@ class Config:
         return [{name: value for name, value in values.items() if name in flags} for values in self.differences]
 
     def model_of(self, policy: int) -> ModelConfig:
-        """Return the flags of the network of a policy; a past version has that of the first one."""
+        """Return the network flags of a policy; a past version has the network of policy 0."""
         flags, differences = self.table.by_part["model"], self.differences
         values = differences[policy if policy < len(differences) else 0]
         return replace(self.model, **{name: value for name, value in values.items() if name in flags})
 
     def estimates_returns(self, policy: int) -> bool:
-        """Return whether a policy has a trained estimate of returns: a critic that no loss has reached has none."""
+        """Return whether a policy has a trained estimate of returns: a critic with a loss."""
         own = dict(enumerate(self.per_policy)).get(policy, {})
         coefficient = own.get("value_loss_coeff", getattr(self.learning, "value_loss_coeff", 1.0))
         return bool(self.algorithm.values) and coefficient != 0
@@ -125,13 +124,13 @@ class Config:
 
     @property
     def largest_batch_size(self) -> int:
-        """Return the largest batch of any policy, at any time."""
+        """Return the largest batch of any policy at any time."""
         sizes = [values.get("batch_size", self.learning.batch_size) for values in self.per_policy]
         return largest_batch_size(self.population, sizes, self.learning.rollout)
 
     @property
     def repeatable(self) -> bool:
-        """Return whether nothing that is measured or timed may decide what is learned."""
+        """Return whether measurements and the clock must not influence learning."""
         return self.run.deterministic_resume or self.sampling.lockstep
 
     @property
@@ -156,7 +155,7 @@ class Config:
         return batches if given is None else 2 * batches if given < 0 else given
 
     def to_flat(self) -> dict[str, object]:
-        """Return every flag and its value in one flat mapping that JSON can hold."""
+        """Return every flag and its value in one flat mapping for JSON."""
         flat = {
             name: getattr(getattr(self, part), name) for part, flags in self.table.by_part.items() for name in flags
         }
@@ -167,12 +166,12 @@ FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
 
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
-"""Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
+"""Flags that a start never takes from a saved run: they say where the run is, and whether the user trusts it."""
 
 ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
-"""Flags that say what the outputs of a network mean as actions."""
+"""Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0
-"""Value of `--eval_every_sec` where `--input_evaluation=simulation` asks for evaluations and nothing says how often."""
+"""Value of `--eval_every_sec` for `--input_evaluation=simulation` without an interval."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
@@ -183,7 +182,7 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
-    """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    """Return the flags on a training command line; `--help` prints the flags for the env and exits."""
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
     given = {name: word for name, word in words.items() if word}
     if "--trust" in argv:
@@ -310,13 +309,13 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) whose value differs."""
+    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) with different values."""
     pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
     return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
 
 
 def check(config: Config) -> None:
-    """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
+    """Refuse flags that contradict each other (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     config.output.check()
     _check_env(config.env)
@@ -384,7 +383,7 @@ def _check_sampling(sampling: SamplingConfig, device: str) -> None:
 
 
 def _check_repeatable(config: Config) -> None:
-    """Refuse flags that keep a run from repeating itself bit by bit, if it is asked to."""
+    """Refuse flags that prevent bit-identical repetition, if repetition is required."""
     run, sampling = config.run, config.sampling
     if run.save_every_env_steps and not run.deterministic_resume:
         raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
@@ -410,7 +409,7 @@ def _check_repeatable(config: Config) -> None:
 
 
 def _check_whole_episodes(config: Config) -> None:
-    """Refuse whole episodes that would not fit into a slot, or would have to wait for others in it."""
+    """Refuse whole episodes that would not fit into a slot, or would wait for other environments of the slot."""
     if not config.whole_episodes:
         return
     env, sampling, flag = config.env, config.sampling, "--batch_mode=complete_episodes"
@@ -427,7 +426,7 @@ def _check_whole_episodes(config: Config) -> None:
 
 
 def _check_whole_rollouts(config: Config) -> None:
-    """Refuse flags without a meaning where each actor acts and computes with weights of its own."""
+    """Refuse flags without a meaning for actors that compute with weights of their own."""
     if not config.algorithm.whole_rollouts:
         return
     algo, sampling, population = f"--algo={config.run.algo}", config.sampling, config.population
@@ -448,7 +447,7 @@ def _check_whole_rollouts(config: Config) -> None:
 
 
 def _check_apart(config: Config) -> None:
-    """Refuse several policies where what is played goes to processes of the algorithm's own."""
+    """Refuse several policies if trajectories go to processes of the algorithm."""
     if roles := config.algorithm.processes(config.learning):
         several = config.sampling.num_policies > 1
         if several or config.population.self_play:
@@ -458,7 +457,7 @@ def _check_apart(config: Config) -> None:
 
 
 def _check_datasets(config: Config) -> None:
-    """Refuse bins where a dataset is read, alone or beside actors: no number of its actions is the choice of a bin."""
+    """Refuse bins where a dataset is read: numbers in datasets are not choices of bins."""
     learning = [replace(config.learning, **values) for values in config.per_policy]
     if config.env.continuous_as_bins and any(isinstance(one, InputConfig) and one.mix.datasets for one in learning):
         raise UsageError(
@@ -467,7 +466,7 @@ def _check_datasets(config: Config) -> None:
 
 
 def _check_without_actors(config: Config) -> None:
-    """Refuse flags that need an environment to play in, if the algorithm plays in none."""
+    """Refuse flags that need an environment, if the algorithm plays none."""
     if config.algorithm.needs_actors:
         return
     asked = {
@@ -487,7 +486,7 @@ def _check_without_actors(config: Config) -> None:
 
 
 def _check_source(run: RunConfig) -> None:
-    """Refuse a new run whose first weights are nowhere, or would be taken away before they are read."""
+    """Refuse a new run whose first weights are missing, or would be removed before they are read."""
     if not run.init_from:
         if run.init_whole:
             raise UsageError("--init_whole takes over the checkpoint of --init_from, which is not given")
@@ -543,7 +542,7 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
 
 
 def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the value of every flag and the layer it comes from; earlier layers win."""
+    """Return the value and the source of every flag; earlier layers win."""
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     for origin, layer in reversed(layers):
@@ -553,7 +552,7 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
 
 
 def word_of(argv: Sequence[str], name: str) -> str:
-    """Return the value of a flag on a command line that need not be right otherwise."""
+    """Return the value of a flag on a command line that may contain other errors."""
     flag, found = f"--{name}", ""
     argv = underscored(argv)
     for word, following in zip(argv, [*argv[1:], ""], strict=False):

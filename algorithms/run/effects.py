@@ -1,4 +1,4 @@
-"""Flags that are given and have no effect, known when the environment is."""
+"""Given flags that have no effect; known once the environment exists."""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,12 +26,12 @@ FEATURES = {
 
 
 def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
-    """Return the values by which flags have an effect: of all flags, and of every feature whether it is on.
+    """Return the values that decide whether flags have an effect: all flags, and each feature as on or off.
 
     Args:
-        config: completed.
-        spec: of the environment.
-        placement: where policies act.
+        config: completed configuration.
+        spec: spaces of the environment.
+        placement: place where policies act.
         remembers: whether a network of the run has a memory.
     """
     algorithm = config.algorithm
@@ -54,9 +54,10 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
 
 
 def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line about every flag given that changes nothing for any policy of this run.
+    """Yield a line about every given flag that changes nothing for any policy of this run.
 
-    Flags of the network, or of learning, are left out where a part of it is the user's, which may read them.
+    Flags of network and learning are skipped where a part of the network or the algorithm is the user's: user code may
+    read them.
     """
     owned = {"model": bool(config.model.encoder_custom), "learning": config.run.algo not in ALGORITHMS}
     policies = [{**features, **own} for own in config.differences]

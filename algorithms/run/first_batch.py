@@ -1,4 +1,4 @@
-"""The first batch of a run: a warning while it does not fill, and an error if the run ends before it is trained."""
+"""The first batch of a run: a warning while the batch does not fill, and an error if the run ends before training."""
 
 import logging
 import math
@@ -19,16 +19,16 @@ SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train 
 
 @dataclass
 class FirstBatch:
-    """The steps that the learners of a run need before they train for the first time.
+    """Steps that the learners of a run need before the first update.
 
     Attributes:
-        columns: whole rollouts that all of them need together; 0: whole or not, steps count.
-        steps: the same in steps.
+        columns: whole rollouts that all learners need together; 0: only `steps` counts.
+        steps: steps that all learners need together.
         rollout: steps of a trajectory.
-        group_rows, num_groups: agents that step together, and how many such groups there are.
+        group_rows, num_groups: agents that step together, and number of such groups.
         envs: actors and their agents, in words.
-        policies: numbers of those that learn.
-        is_looked_at: whether the moment for the warning is over.
+        policies: numbers of the policies that learn.
+        is_looked_at: whether the moment of the warning is over.
     """
 
     columns: int
@@ -42,7 +42,7 @@ class FirstBatch:
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> Self | None:
-        """Return the first batch that flags ask for; None for a run that samples only, or has no environments."""
+        """Return the first batch of a run; None for a run that only samples, or plays no environment."""
         learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
         if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
             return None
@@ -62,16 +62,21 @@ class FirstBatch:
         )
 
     def is_trained(self, monitor: Monitor) -> bool:
-        """Return whether any policy that learns has been trained, in this start or before."""
+        """Return whether any learning policy has been trained, in this start or before."""
         totals = [monitor.policies[policy].totals for policy in self.policies]
         return any(total["samples"] or total["updates"] for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
-        """Return whether there is enough to train on."""
+        """Return whether the collected steps fill the batch."""
         return self._whole(monitor) >= self.columns if self.columns else monitor.stepped >= self.steps
 
     def lacks(self, monitor: Monitor, seconds: float) -> str:
-        """Return in words what was collected in so many seconds, what a batch takes, and what to change."""
+        """Return a text with the collected steps, the steps of a batch, and the flags to change.
+
+        Args:
+            monitor: monitor of the run.
+            seconds: seconds of collection.
+        """
         steps = monitor.stepped
         kind = "step is" if steps == 1 else "steps are"
         if not self.columns:
@@ -95,7 +100,7 @@ class FirstBatch:
         return f"{there}{soon}: {more}"
 
     def tick(self, monitor: Monitor) -> None:
-        """Log once, after `SAY_AFTER_SECONDS`, what the batch lacks, if nothing is trained by then."""
+        """Log once, after `SAY_AFTER_SECONDS`, the missing steps, if nothing is trained by then."""
         seconds = time.monotonic() - monitor.started
         if self.is_looked_at or seconds < SAY_AFTER_SECONDS:
             return
@@ -104,10 +109,10 @@ class FirstBatch:
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 
     def check(self, monitor: Monitor, reason: str) -> None:
-        """Refuse to call a run finished whose time, or whose steps, are over with nothing trained.
+        """Raise an error if the run ended by time or steps and nothing was trained.
 
         Raises:
-            NothingTrained: that is so; with the numbers.
+            NothingTrained: with the numbers.
         """
         seconds, learning = monitor.budget.seconds, [monitor.policies[policy].totals for policy in self.policies]
         # Steps of a batch over which a learner failed are used up, so a budget can end with them.

@@ -1,4 +1,4 @@
-"""The folders of runs: names and places, search, saved flags and the journal of starts, lock, setting aside."""
+"""The folders of runs: names, places, saved flags, sources of weights, and search."""
 
 import itertools
 import logging
@@ -23,25 +23,25 @@ from appo.utils.values import nearest, shown
 log = logging.getLogger(__name__)
 
 MEASURED = "measured"
-"""What config.json holds beside flags: what a run's first start has measured, see `tuning.py`."""
+"""Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
 
 MARK = "mark"
-"""The other thing beside flags: that the run is the user's own, see `trust.py`."""
+"""Key in config.json, beside flags, of the mark of the user, see `trust.py`."""
 
 DEEPEST = 4
-"""Folders inside one another below that of a group, in which its runs are looked for."""
+"""Depth of nested folders below a group in which runs are searched."""
 
 MOST_NAMED = 20
 """Runs of a group that a message lists."""
 
 SET_ASIDE = re.compile(r"(.+)\.bak\d+")
-"""Name of an old run that a start has set aside, see `_unused_name`."""
+"""Name of an older run that a start has set aside, see `directory/taking.py`."""
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def check_name(flag: str, name: str) -> None:
-    """Refuse a name that could leave its folder, hide in it or surprise a shell (UsageError)."""
+    """Refuse a name that could leave its folder, be hidden or surprise a shell (UsageError)."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"--{flag}={shown(name)} is no name for a folder: use at most 200 of A-Z a-z 0-9 . _ - and no leading dot"
@@ -49,7 +49,7 @@ def check_name(flag: str, name: str) -> None:
 
 
 def check_folders(train_dir: str, experiments_root: str, experiment: str) -> None:
-    """Refuse names that do not say where a run is (UsageError); an empty root or experiment names none."""
+    """Refuse names that are no place of a run (UsageError); root and experiment may be empty."""
     if not train_dir:
         raise UsageError("--train_dir must not be empty")
     for part in experiments_root.split("/") if experiments_root else ():
@@ -59,7 +59,7 @@ def check_folders(train_dir: str, experiments_root: str, experiment: str) -> Non
 
 
 def check_writable(directory: Path) -> None:
-    """Refuse a run directory that cannot be created or written (UsageError), without creating anything."""
+    """Refuse a run directory that cannot be created or written (UsageError); nothing is created."""
     try:
         existing = directory.absolute()
         while not os.path.lexists(existing):
@@ -73,7 +73,7 @@ def check_writable(directory: Path) -> None:
 
 
 def new_name(group: Path, env: str) -> str:
-    """Return the name of a new run: the env's own name and the first number after those in use."""
+    """Return the name of a new run: the name of the env and the first free number."""
     return numbered(
         group, re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[:/]", unnumbered(env))[-1])[:190].lstrip(".") or "run"
     )
@@ -87,7 +87,7 @@ def numbered(group: Path, stem: str) -> str:
 
 
 def folders(group: Path) -> list[str]:
-    """Return all names in a folder, sorted; none where it is missing (UsageError: it cannot be read)."""
+    """Return all names in a folder, sorted; empty for a missing folder (UsageError: not readable)."""
     try:
         return sorted(entry.name for entry in os.scandir(group))
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def folders(group: Path) -> list[str]:
 
 
 def saved_flags(directory: Path) -> dict[str, object]:
-    """Return the flags with which a run was last started, as stored; nothing if it was never started.
+    """Return the stored flags of a run's last start; empty for a run without a start.
 
     Raises:
         UsageError: the stored configuration is damaged or not readable.
@@ -107,7 +107,7 @@ def saved_flags(directory: Path) -> dict[str, object]:
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return the measurement that a run's config.json holds; nothing if it holds none.
+    """Return the measurement in a run's config.json; empty without a measurement.
 
     Raises:
         UsageError: the stored configuration is damaged or not readable.
@@ -117,13 +117,13 @@ def saved_measurement(directory: Path) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-    """The checkpoints of a policy that another run begins with.
+    """Checkpoints of a policy, whose weights another run starts from.
 
     Attributes:
         run: folder of the run.
-        policy: of the run.
-        kind: of the checkpoints.
-        env_steps: of the chosen one; None: the newest, or the best of the best.
+        policy: number of the policy.
+        kind: kind of the checkpoints.
+        env_steps: env steps of the chosen checkpoint; None: the newest, or the best of kind `best`.
     """
 
     run: RunFolder
@@ -141,10 +141,10 @@ CHOSEN = re.compile(r"ckpt_(\d{1,15})")
 
 
 def find_source(text: str, group: Path) -> Source:
-    """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN lies in the group, or is a path.
+    """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN is in the group, or is a path.
 
     Raises:
-        UsageError: there is no such checkpoint.
+        UsageError: the checkpoint does not exist.
     """
     words = text.split(":")
     best = len(words) > 1 and words[-1] == "best"
@@ -166,7 +166,7 @@ def find_source(text: str, group: Path) -> Source:
 
 
 def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
-    """Return the checkpoint of a policy at so many env steps, of whichever kind it is (UsageError: there is none)."""
+    """Return the checkpoint of a policy at these env steps, of any kind (UsageError: no checkpoint)."""
     steps = {kind: [n for n, _ in listed(run.checkpoints(policy, kind))] for kind in CHECKPOINT_FOLDERS}
     for kind, found in steps.items():
         if env_steps in found:
@@ -177,13 +177,13 @@ def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
 
 
 def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
-    """Return the folders of the runs that words name, each once; the word for a group of runs names all of them.
+    """Return the folders of the runs that words name, each once; the name of a group stands for all runs inside.
 
-    A run has its word as name, one of a group the word of the group and its path in there. A file or folder without a
-    run is left out, which is said but for logs of `appo launch`: a shell names these where `*` stands for all there is.
+    The name of a run is its word; in a group, the word of the group and the path inside. Files and folders without a
+    run are skipped with a warning, except logs of `appo launch`, which a shell's `*` includes.
 
     Raises:
-        UsageError: a word names nothing that is there, or there is no run in any.
+        UsageError: a word names no file, or no word names a run.
     """
     found: dict[Path, tuple[str, Path]] = {}
     named = {word: _named(word, group) for word in words}
@@ -198,10 +198,10 @@ def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
 
 
 def find_run(word: str, group: Path) -> Path:
-    """Return the folder of the one run that a word names, see `find_runs`.
+    """Return the folder of the single run that a word names, see `find_runs`.
 
     Raises:
-        UsageError: it names no run, or a group of several.
+        UsageError: the word names no run, or several.
     """
     try:
         found = _named(word, group)
@@ -217,12 +217,12 @@ def find_run(word: str, group: Path) -> Path:
 
 
 def runs_in(group: Path, deepest: int = DEEPEST) -> list[Path]:
-    """Return the folders of all runs in a group, those in groups inside it included, sorted by their paths.
+    """Return the folders of all runs in a group and its subgroups, sorted by path.
 
-    A link may lead to a run, but not to a group. A run that a new start of its name has set aside is none of them.
+    A link may lead to a run, not to a group. Older runs that a start has set aside are skipped.
 
     Raises:
-        UsageError: the folder cannot be listed; one inside it is left out, which is said.
+        UsageError: the folder cannot be listed; unreadable subfolders are skipped with a warning.
     """
     names, found = folders(group), []
     for name in names:
@@ -240,10 +240,10 @@ def runs_in(group: Path, deepest: int = DEEPEST) -> list[Path]:
 
 
 def _named(word: str, group: Path) -> list[tuple[str, Path]]:
-    """Return name and folder of the run that a word names, or of those in the group of that name.
+    """Return name and folder of the run of this name, or of the runs in the group of this name.
 
     Raises:
-        UsageError: there is nothing of that name.
+        UsageError: the name does not exist.
     """
     paths = (group / word, Path(word)) if word else ()
     for path in paths:
@@ -261,7 +261,7 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is that of a run: there are its flags, or its status."""
+    """Return whether a folder contains the flags or the status of a run."""
     return any(_has(path, file) for file in (CONFIG_FILE, STATUS_FILE))
 
 
@@ -271,7 +271,7 @@ def _has(path: Path, file: str = CONFIG_FILE) -> bool:
 
 
 def _env_of(directory: Path) -> object:
-    """Return the env of a run, None where that cannot be read: a damaged run must not hide the good ones."""
+    """Return the env of a run; None for a damaged run, which must not hide the others."""
     try:
         return saved_flags(directory).get("env")
     except UsageError:
@@ -279,10 +279,10 @@ def _env_of(directory: Path) -> object:
 
 
 def newest_run(group: Path, env: str) -> Path:
-    """Return the directory of the run of an env (of any if empty) that was started last, also in a group.
+    """Return the directory of the last started run of an env (empty: of any env), groups included.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no such run.
     """
     started = []
     for path in runs_in(group):

@@ -1,4 +1,4 @@
-"""One run, from its flags to its end: it makes memory, queues and processes. Start reading here."""
+"""One run, from its flags to its end: memory, queues and processes. Start reading here."""
 
 import logging
 import os
@@ -82,14 +82,14 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
-    """Train until the budget is spent, a signal comes or a worker fails; return the exit code.
+    """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
     Args:
         config: all flags.
-        kind: of the run; None: `Run`.
+        kind: class of the run; None: `Run`.
 
     Raises:
-        AppoError: what went wrong, with its exit code.
+        AppoError: a failure, with its exit code.
     """
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     with (kind or Run)(config) as run:
@@ -97,21 +97,21 @@ def train(config: Config, kind: "type[Run] | None" = None) -> int:
 
 
 class Run:
-    """One run. Entered, its folder is there and nobody else's, and all that its flags name has been found.
+    """One run. Entering checks all names in the flags and locks the run's folder.
 
     Args:
         config: all flags.
-        callbacks: objects that are told of reports in this process, besides those that flags name.
+        callbacks: objects that receive reports in this process, besides callbacks named by flags.
 
     Attributes:
-        config: all flags; as soon as the environment is known, those included that its kind of observation decides.
-        blueprint: what workers are built from; a variant of the algorithm has its own.
-        signals: what a person or the system asks meanwhile.
-        runner: of the workers, as soon as there are some.
+        config: all flags. Flags that depend on the kind of observation are filled in once the environment is known.
+        blueprint: class of the plan that builds workers; variants of an algorithm replace the class.
+        signals: requests by a person or the system.
+        runner: main loop; None before the workers are planned.
         begun: whether all workers have been ready.
 
     Raises:
-        AppoError: entered: something is not there, or another process trains in the folder.
+        AppoError: on entering: a name does not exist, or another process trains in the folder.
     """
 
     blueprint: type[Blueprint] = Blueprint
@@ -152,7 +152,6 @@ class Run:
         return self
 
     def _be_called(self, directory: Path) -> None:
-        """Take the name of the folder that was made."""
         self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
         self.directory, self.status = directory, Status(directory)
         self.status.machine = self.machine
@@ -163,7 +162,7 @@ class Run:
         self._open.__exit__(kind, error, traceback)
 
     def finished_before(self) -> str | None:
-        """Return why nothing is left to do for these flags; None: there is."""
+        """Return the reason if nothing is left to do for these flags, else None."""
         return finished_before(self.config)
 
     def train(self) -> int:
@@ -197,7 +196,7 @@ class Run:
         """Train, and yield after every look at the workers; return the reason of the end. Closed early, save nothing.
 
         Raises:
-            Interrupted: a signal ended the run, which is saved; `NotSaved`: which could not be saved.
+            Interrupted: a signal ended the run, which is saved; `NotSaved`: saving failed.
             AppoError: the start or a worker failed.
         """
         self.status.write("starting")
@@ -221,7 +220,7 @@ class Run:
         return reason
 
     def _start(self, stack: ExitStack) -> Runner:
-        """Start the run, from its flags to its running workers: read it from top to bottom.
+        """Start the run, from its flags to running workers: read this function from top to bottom.
 
         Args:
             stack: stack that ends the run.
@@ -312,13 +311,13 @@ class Run:
         check_observers(config)
 
     def _start_fork_server(self) -> bool:
-        """Start the fork server unless it runs; return whether it is still loading."""
+        """Start the fork server unless it runs; return whether the server is still loading."""
         # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
         with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         return fork_server.start_fork_server(self.janitor, preloaded(with_torch=with_torch), with_torch=with_torch)
 
     def _measure(self) -> Measurement:
-        """Describe environment and model; measure what they cost, unless an earlier start has measured that."""
+        """Describe environment and model, and measure their costs unless an earlier start has done so."""
         costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
         if self.janitor.owns_main:  # what environments leave behind goes with the run
             prctl.adopt_orphans()
@@ -351,7 +350,7 @@ class Run:
         )
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
-        """Return the sampling flags: the best by what was measured, by rules where nothing was."""
+        """Return the sampling flags: the best plan by measured costs, or the rules without costs."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
             return plan_workers(found.planned, self.cores, self.placement, num_agents)
@@ -384,7 +383,7 @@ class Run:
         return InProcess(build)
 
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
-        """Make every worker in the process that the topology gives it."""
+        """Make every worker in the process that the topology assigns."""
         if self.sampling.placement == "serial":
             return self._serial(blueprint, arena)
         topology, sampling = blueprint.topology, self.config.sampling
@@ -432,14 +431,14 @@ class Run:
 
 
 def _prepare_serial(threads: int) -> None:
-    """Set memory allocator and threads in main, as worker processes do at their entry."""
+    """Set memory allocator and threads in main, as worker processes do on entry."""
     allocator_settings()
     limit_threads(threads)
 
 
 @contextmanager
 def _showing(gpus: str) -> Iterator[None]:
-    """Let this process see these GPUs while entered, if nothing in it has used one before."""
+    """Show only these GPUs to this process while entered. A process that has used a GPU before is not affected."""
     name = "CUDA_VISIBLE_DEVICES"
     before, os.environ[name] = os.environ.get(name), gpus
     try:

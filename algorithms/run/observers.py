@@ -1,4 +1,4 @@
-"""The observers of a run in main: the monitor, the displays of it, and the callbacks of the user."""
+"""The observers of a run in main: monitor, displays, trackers, evaluator, and the user's callbacks."""
 
 import importlib.util
 import json
@@ -30,27 +30,27 @@ from appo.utils.values import nearest, shown
 log = logging.getLogger(__name__)
 
 ALWAYS_FIRST = ("env", "seed", "learning_rate")
-"""Those that it shows first, with what is not as it would be by default."""
+"""Flags that TensorBoard's table shows first, together with unusual ones."""
 
 EVALUATION = "eval_"
 
 EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
-"""Those of `appo evaluate`, which knows them without what they begin with."""
+"""Flags of `appo evaluate`, which has them without the prefix."""
 
 
 class Observers:
-    """Makes the observers of a run as the flags ask.
+    """Makes the observers of a run.
 
     Args:
         config: all flags.
-        callbacks: objects that are told of reports, besides those that flags name.
+        callbacks: objects that receive reports, besides callbacks named by flags.
     """
 
     def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
         self.config, self.callbacks = config, callbacks
 
     def monitor(self, resumed: Sequence[Mapping[str, Any]], budget: Budget, machine: Machine) -> Monitor:
-        """Make the monitor, which listens to all reports, and the displays of it."""
+        """Make the monitor, which receives all reports, and its displays."""
         flags, directory = self.config.logging, self.config.run.run_directory
         hooks = None
         if flags.callbacks or self.callbacks:
@@ -68,14 +68,14 @@ class Observers:
         return monitor
 
     def compare(self, monitor: Monitor) -> None:
-        """Log how the policies compare that --per_policy has set apart, if nothing else has."""
+        """Log the differences between policies that `--per_policy` has set apart, unless training mixed them."""
         if self.config.population.per_policy and not self.config.population.with_pbt:
             for line in comparison(monitor.policies, self.config.differences):
                 log.info("%s", line)
 
 
 def say_output(monitor: Monitor, config: Config) -> None:
-    """Log what has been written into a dataset, and what has not, if there is one."""
+    """Log the counts of written and dropped steps of a dataset, if the run writes one."""
     if found := monitor.output:
         written = f"{found['episodes']} episodes, {found['steps']} steps, in {found['parts']} parts"
         dropped = f"{found['dropped_steps']} steps of episodes without beginning, end or room are left out"
@@ -83,7 +83,7 @@ def say_output(monitor: Monitor, config: Config) -> None:
 
 
 def check_observers(config: Config) -> None:
-    """Refuse a tracker that is not installed, and videos that nobody could make (UsageError)."""
+    """Refuse a tracker that is not installed, and videos that cannot be made (UsageError)."""
     for name in asked_trackers(config.logging.track, config.logging.with_wandb):
         if name not in TRACKERS:
             raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
@@ -98,7 +98,7 @@ def check_observers(config: Config) -> None:
 
 
 def start_tracking(monitor: Monitor, config: Config, seed: int, janitor: Janitor) -> None:
-    """Tell TensorBoard the flags of a run, and start the trackers that are wanted."""
+    """Write the flags of a run to TensorBoard, and start the trackers that flags name."""
     flags = config.to_flat() | {"seed": seed}
     shown = ("seed", *(name for part in ("env", "learning", "model") for name in config.table.by_part[part]))
     first = {*ALWAYS_FIRST, *unusual(flags, config.by_kind, shown)} & set(shown)
@@ -125,9 +125,9 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
 
 
 def trust_words(config: Config) -> tuple[str, ...]:
-    """Return the flag with which our commands play this run: where no mark can be written, main knows its origin.
+    """Return the flag `--trust` for commands of this run if the user has no key, and the run therefore no mark.
 
-    What stands in the folder of the run is not asked: another may have written it since.
+    The run's folder is not consulted, because another process may have written there.
     """
     try:
         make_key()

@@ -26,7 +26,7 @@ from appo.utils.command_line import words_of
 def make_controller(
     config: Config, exploit_explore: ExploitExplore, monitor: Monitor, traits: Sequence[PolicyTraits], actors: int
 ) -> Controller | None:
-    """Make the controller of a run whose policies differ, or may come to; None for others."""
+    """Make the controller of a run with different or changing policies; None for other runs."""
     if not (config.population.with_pbt or config.population.per_policy):
         return None
     learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
@@ -42,15 +42,15 @@ def make_self_play(
     monitor: Monitor,
     resumed: Mapping[str, Any],
 ) -> SelfPlay | None:
-    """Make the pool of a run with `--self_play`; None for others.
+    """Make the pool of a run with `--self_play`; None for other runs.
 
     Args:
         config: all flags.
-        topology: of the run.
-        arena: its memory.
+        topology: topology of the run.
+        arena: shared memory of the run.
         table: name and shape of every weight.
-        monitor: told the figures.
-        resumed: plain state of the learner's checkpoint; {}: there is none.
+        monitor: receiver of the figures.
+        resumed: plain state of the learner's checkpoint; {}: no checkpoint.
     """
     if not topology.num_past:
         return None
@@ -61,13 +61,13 @@ def make_self_play(
 
 
 def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for every policy but the first: how its mean return differs from that of the first.
+    """Return a line for every policy but the first: the difference of its mean return to the first policy's.
 
-    The interval is that of the episodes played last; what another seed would have trained is not in it.
+    The interval covers the last episodes played; variation between seeds is not included.
 
     Args:
-        policies: of the run.
-        given: in what they differ, by flag.
+        policies: progress of every policy.
+        given: flags that `--per_policy` gives every policy.
     """
     lines = []
     first = policies[0].episode_return.values()

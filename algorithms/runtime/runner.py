@@ -1,4 +1,4 @@
-"""The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
+"""The main loop: handle reports of the workers, request checkpoints, and end the run in time and without leftovers."""
 
 import logging
 import time
@@ -18,7 +18,9 @@ from appo.utils.interrupts import SignalWatch
 log = logging.getLogger(__name__)
 
 Turns = Generator[None, None, str]
-"""A run in steps, one after each look at the workers; it returns why it ended. Closed early, it saves nothing more."""
+"""A run in steps, one after each look at the workers; returns the reason of the end. Closed early, it saves nothing
+more.
+"""
 
 STOP_SECONDS = 4.0
 
@@ -36,7 +38,7 @@ class Population(Protocol):
     """The part of main that changes the policies of a run while they learn."""
 
     def handle(self, message: Message) -> None:
-        """Take in a report."""
+        """Handle a report."""
         ...
 
     def tick(self) -> Iterator[Message]:
@@ -44,21 +46,21 @@ class Population(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait until all its decisions are on disk."""
+        """Wait until all decisions are on disk."""
         ...
 
 
 class Segments(Protocol):
-    """Parts of a run, each of which begins as a start does that resumes from the checkpoint between them.
+    """Parts of a run. Each part starts like a run that resumes from the checkpoint between the parts.
 
     Attributes:
-        end: env steps after which the present one is over.
+        end: env steps at the end of the present segment.
     """
 
     end: int
 
     def next(self) -> Workers:
-        """Make the workers of the next segment, when the last ones have ended and their states are in the blocks."""
+        """Make the workers of the next segment. Workers of the last one have ended; the blocks hold their states."""
         ...
 
 
@@ -155,7 +157,7 @@ class Runner:
                 self.population.close()
 
     def _save_what_can_be(self) -> str:
-        """Save after a failure, which a failure to save must not hide; return why it is not saved, or nothing."""
+        """Save after a failure; return the reason if saving fails too, else an empty text."""
         try:
             self._finish()
         except Exception as error:
@@ -164,7 +166,7 @@ class Runner:
         return ""
 
     def _begin_next_segment(self, segments: Segments) -> None:
-        """Save, and go on from there as a later start would."""
+        """Save, and continue like a start that resumes."""
         self._stop()
         self.monitor.write_summaries(time.monotonic())
         try:
@@ -185,9 +187,9 @@ class Runner:
         self.workers.close()
 
     def _finish(self) -> None:
-        """Stop the workers, take their last reports and save.
+        """Stop the workers, handle their last reports and save.
 
-        Of a run in segments only a state at the end of one is to be gone on from, and that at the end of the budget.
+        A run in segments resumes only from the end of a segment, or from the end of its budget.
         """
         whole = self.segments is None or self.budget.reached(self.monitor.policies) is not None
         self._stop()

@@ -1,4 +1,4 @@
-"""The journal of a run: the flags of every start, the time of the first one and the number of starts."""
+"""The journal of a run: the flags of every start, the time of the first and the number of starts."""
 
 import json
 import logging
@@ -27,13 +27,12 @@ def journal(
     env_steps: Sequence[int],
     measured: Mapping[str, object] | None = None,
 ) -> None:
-    """Store the flags of a start, and what has changed, at which env steps of each policy; and what was measured.
+    """Store the flags of a start, and the changed flags with the env steps of each policy; store measured costs.
 
-    Flags may come with their `MARK`, which is of no use in the history. A run that goes on does so though the disk is
-    full, as what it has learned is worth more than a note of its flags.
+    `flags` may contain their `MARK`, which the history omits. A full disk does not stop a run that resumes.
 
     Raises:
-        ResourceError: the disk does not take it, and no earlier start has stored any.
+        ResourceError: the disk refuses the configuration, and no earlier start has stored any.
     """
     run = RunFolder(directory)
     own = {name: value for name, value in flags.items() if name != MARK}
@@ -51,7 +50,7 @@ def journal(
 
 
 def begun_at(directory: Path) -> float:
-    """Return when a run began (seconds since 1970), which tells it from others of its name; 0 if that is not known."""
+    """Return the time of a run's first start (seconds since 1970), an identity among runs of the name; 0: unknown."""
     try:
         with open_own(RunFolder(directory).history) as history:
             begun = json.loads(history.readline(LONGEST_LINE))["time"]
@@ -61,7 +60,7 @@ def begun_at(directory: Path) -> float:
 
 
 def count_starts(directory: Path) -> int:
-    """Return how many starts of a run are written down, in as much as is read of a file; 0 if that cannot be read."""
+    """Return the number of recorded starts, in the part of the file that is read; 0 for an unreadable file."""
     try:
         with open_own(RunFolder(directory).history) as history:
             blocks = iter(lambda: history.read(min(BLOCK_BYTES, max(0, READ_BYTES - history.tell()))), b"")

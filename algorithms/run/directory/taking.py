@@ -25,26 +25,25 @@ from appo.utils.values import shown
 log = logging.getLogger(__name__)
 
 LAST_LINES = 20
-"""Lines of each log that are said when the folder of a run goes which has never begun."""
+"""Lines of each log that are logged when the folder of a run that never began is removed."""
 
 
 @contextlib.contextmanager
 def lock_run_folder(
     directory: Path, behavior: str, *, unnamed: bool = False, begun: Callable[[], bool] = lambda: True
 ) -> Iterator[RunLock]:
-    """Keep the folder of a run, in which this lock lies, while entered: it can be written and is nobody else's.
+    """Hold the lock of a run's folder while entered; the folder is writable and belongs to no other run.
 
     Args:
-        directory: of the run.
-        behavior: what becomes of a run that is there, as the flag has it.
-        unnamed: nobody has named the run: where another one has taken the number in its name meanwhile, it gets the
-            next.
-        begun: asked at the end, whether training has begun. Otherwise an old run comes back, and a folder that was made
-            here goes, unless it has what led an environment to fail.
+        directory: directory of the run.
+        behavior: value of `--restart_behavior`, for an existing run.
+        unnamed: whether the user left the run without a name; a number that another start took is replaced by the next.
+        begun: returns at the end whether training has begun. If not, an older run comes back, and a folder made here is
+            removed, unless the folder contains an incident of an environment.
 
     Raises:
-        DirectoryInUse: another process trains in it.
-        UsageError: it cannot be made or written, holds links, or what is to be set aside is no run.
+        DirectoryInUse: another process trains in the folder.
+        UsageError: the folder cannot be made or written, contains links, or the older folder is no run.
         ResourceError: the file system has no locks.
     """
     with old_run_out_of_the_way(directory, behavior, begun):
@@ -68,12 +67,12 @@ def lock_run_folder(
 
 
 def _missing_folders(directory: Path) -> list[Path]:
-    """Return the folder of a run and those above it that are not there yet, the innermost first."""
+    """Return the missing folders on the path of a run, the innermost first."""
     return list(itertools.takewhile(lambda path: not os.path.lexists(path), (directory, *directory.parents)))
 
 
 def _make_unnamed(directory: Path) -> Path:
-    """Make the folder of a run that nobody has named, under the next number if another start was quicker (OSError)."""
+    """Make the folder of an unnamed run, under the next number if another start was quicker (OSError)."""
     make_durable(directory.parent)
     stem = directory.name.rpartition("_")[0]
     while True:
@@ -85,10 +84,7 @@ def _make_unnamed(directory: Path) -> Path:
 
 
 def _remove_made(made: Sequence[Path]) -> None:
-    """Remove the folder of a run that has never begun, and those above it, which were made for it, if they are empty.
-
-    What its logs say is said here, as it may be why there is no run.
-    """
+    """Remove the folder of a run that never began, after logging the ends of its logs, and empty folders made above."""
     directory, *above = made
     _say_last_lines(directory)
     # Out of the way in one step: a folder that is half removed would look like a run.
@@ -102,7 +98,6 @@ def _remove_made(made: Sequence[Path]) -> None:
 
 
 def _say_last_lines(directory: Path) -> None:
-    """Log the last lines in the logs of a run whose folder is to go."""
     for path in sorted(RunFolder(directory).logs.glob("*.log")):
         if lines := tail(path, LAST_LINES):
             log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
@@ -110,13 +105,13 @@ def _say_last_lines(directory: Path) -> None:
 
 @contextlib.contextmanager
 def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], bool]) -> Iterator[None]:
-    """Set the folder of an existing run aside, if that is asked for; its lock is held while entered.
+    """Set the folder of an existing run aside, if asked; hold its lock while entered.
 
-    It comes back if no other run has begun to train in its place. `remove_old` removes what is to be overwritten.
+    The folder comes back unless another run has begun to train in its place. `remove_old` removes overwritten runs.
 
     Raises:
-        DirectoryInUse: another process trains in it.
-        UsageError: it is no run's folder, or cannot be renamed.
+        DirectoryInUse: another process trains in the folder.
+        UsageError: the folder is no run, or cannot be renamed.
     """
     if behavior == "resume" or not os.path.lexists(directory):
         yield
@@ -144,7 +139,7 @@ def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], b
 
 
 def _bring_back(aside: Path, directory: Path) -> None:
-    """Give the old run its place again, with the incidents of the environments of the start that failed."""
+    """Move the older run back, with the incidents of the start that failed."""
     if os.path.lexists(directory):
         _say_last_lines(directory)
     with (
@@ -164,7 +159,7 @@ def _bring_back(aside: Path, directory: Path) -> None:
 
 
 def remove_old(directory: Path) -> None:
-    """Remove old runs that `--restart_behavior=overwrite` has set aside, and those that a crash has left over."""
+    """Remove older runs that `--restart_behavior=overwrite` has set aside, and remains of crashes."""
     for aside in directory.parent.glob(f".removed-{glob.escape(directory.name)}-{'[0-9a-f]' * 8}"):
         shutil.rmtree(aside, ignore_errors=True)
         log.info("the old run in %s is removed", directory)
@@ -178,7 +173,7 @@ def _unused_name(directory: Path) -> Path:
 
 
 def refuse_unwritable(directory: Path) -> None:
-    """Refuse to train in a folder in which something cannot be read or written (UsageError): it is found out later."""
+    """Refuse a folder with a file or folder that cannot be read or written (UsageError), before training."""
     run = RunFolder(directory)
     folders = [directory, run.logs, *run.checkpoint_folders()]
     files = [path for folder in folders[:2] for path in folder.glob("*") if os.path.isfile(path)]
@@ -189,10 +184,10 @@ def refuse_unwritable(directory: Path) -> None:
 
 
 def refuse_links(directory: Path) -> None:
-    """Refuse to write into the folder of a run in which, at any depth, something is no file or folder (UsageError).
+    """Refuse a run's folder that contains, at any depth, something other than files and folders (UsageError).
 
-    The links of a run that came from elsewhere can lead anywhere, and what is written or pruned there is not ours. Each
-    file is opened without following them anyway, see `utils.run_folder`; here it is said before anything begins.
+    Links in a run of foreign origin can lead anywhere. `utils.run_folder` follows no link when it opens a file; here
+    the run is refused before the start.
     """
     if directory.is_symlink():
         raise UsageError(f"{shown(str(directory))} is a link: name the folder of the run itself, where it lies")
@@ -213,7 +208,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def _walk(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all that lies below a folder, with its kind; no link is followed, files that go away are left out.
+    """Yield every path below a folder with its stat; links are not followed, vanishing files are skipped.
 
     Raises:
         UsageError: a folder cannot be read.
