@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.run import build_workers
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.main import Run, train
+from appo.algorithms.run.workers import blueprint
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.messages import Address, Worker
@@ -41,8 +41,8 @@ class BareBlueprint(Blueprint):
             setattr(heartbeat, name, _nothing)
         FiniteCheck.__call__ = lambda self, obs, reward: {}  # type: ignore[method-assign]
         EnvGroup.note_counts = LearnerLedger.note = _nothing  # type: ignore[method-assign]
-        build_workers._on_failure = lambda config, worker: _without_incidents(config)  # type: ignore[assignment]
-        build_workers._leak_watch = _nothing  # type: ignore[assignment]
+        blueprint._on_failure = lambda config, worker: _without_incidents(config)  # type: ignore[assignment]
+        blueprint._leak_watch = _nothing  # type: ignore[assignment]
         crash_recorder.memory_of = _nothing  # type: ignore[assignment]
         if any(address.role != "actor" for address in plan.workers):
             from appo.algorithms.runtime.learning import learner_worker

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from appo.algorithms.run.build_learner import make_learner, make_policy_worker
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.tuning.network import probe
+from appo.algorithms.run.workers.blueprint import Blueprint
+from appo.algorithms.run.workers.networks import make_learner, make_policy_worker
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.device_of import device_of
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches

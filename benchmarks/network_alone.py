@@ -133,8 +133,8 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
 
 def play(workload: Workload, rows: int) -> Played:
     """Let one group and its policy play until the learner has a batch."""
-    from appo.algorithms.run.build_workers import Blueprint
     from appo.algorithms.run.tuning.network import probe
+    from appo.algorithms.run.workers.blueprint import Blueprint
     from appo.algorithms.runtime.budget import Budget
     from appo.algorithms.runtime.memory.arena import Arena
     from appo.algorithms.runtime.memory.heartbeat import Heartbeat

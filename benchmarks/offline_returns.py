@@ -24,8 +24,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.run.observers import difference
-from appo.algorithms.tools.compare import interval
+from appo.algorithms.ops.intervals import student_interval, welch_interval
 from appo.utils.command_line import own_command
 from appo.utils.metrics import read_metrics
 from appo.utils.run_folder import RunFolder
@@ -217,7 +216,7 @@ class Row(NamedTuple):
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of the row, for people."""
-        trial, (mean, margin) = TRIALS[self.name], interval(self.means)
+        trial, (mean, margin) = TRIALS[self.name], student_interval(self.means)
         shown = f"**{mean:,.1f}**" + (f" ± {margin:,.1f}" if math.isfinite(margin) else "")
         acted = ", ".join(f"{policy} {self.behaviour[policy]:,.1f}" for policy in trial.policies)
         each = ", ".join(f"{value:,.1f}" for value in self.means)
@@ -261,7 +260,7 @@ def _verdict(name: str, means: Mapping[str, tuple[float, ...]], behaviour: Mappi
     cloned = name.replace("marwil", "bc")
     if "marwil" not in name or cloned not in means:
         return "", True
-    found = difference(means[cloned], means[name])
+    found = welch_interval(means[cloned], means[name])
     if found is None:
         return "above BC: one seed tells nothing", True
     return f"above BC: {found.mean:+,.1f} ± {found.margin:,.1f}", found.mean - found.margin > 0

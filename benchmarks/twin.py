@@ -8,9 +8,9 @@ Flags and results are those of `train_appo.py`; on a GPU it is the same program.
 import sys
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.main import Run, train
+from appo.algorithms.run.workers.blueprint import Blueprint
 
 
 class BufferedBlueprint(Blueprint):

@@ -7,17 +7,14 @@ Every estimate is a sum over K terms, each a mean of the episodes by their weigh
 
     V = sum_k  sum_e numerator[e, k] / sum_e denominator[e, k]
 
-so one bootstrap over episodes (Efron 1979) gives the intervals of all of them.
+so a single bootstrap over episodes gives the intervals of all estimates.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-
-CHUNK = 64  # resamples at a time
+from appo.algorithms.ops.intervals import Floats, bootstrap_episodes
 
 
 class Interval(NamedTuple):
@@ -42,17 +39,12 @@ class Terms(NamedTuple):
         """Return the estimate."""
         return float(_total(self.numerator.sum(0), self.denominator.sum(0)))
 
-    def interval(self, resamples: int, *, percent: float = 95.0, seed: int = 0) -> Interval:
-        """Return the estimate with a bootstrap interval by percentiles: the same for the same episodes and seed."""
-        random, count = np.random.default_rng(seed), len(self.numerator)
-        found = []
-        for begin in range(0, resamples, CHUNK):
-            size = min(CHUNK, resamples - begin)
-            times = random.multinomial(count, np.full(count, 1 / count), size=size).astype(np.float64)
-            found.append(_total(times @ self.numerator, times @ self.denominator))
-        tail = (100 - percent) / 2
-        low, high = np.percentile(np.concatenate(found), (tail, 100 - tail))
-        return Interval(self.value(), float(low), float(high))
+    def interval(self, resamples: int, *, seed: int = 0) -> Interval:
+        """Return the estimate with a bootstrap interval: the same for the same episodes and seed."""
+        ends = bootstrap_episodes(
+            lambda times: _total(times @ self.numerator, times @ self.denominator), len(self.numerator), resamples, seed
+        )
+        return Interval(self.value(), *ends)
 
 
 def _total(numerator: Floats, denominator: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""All flags of a training run: they are composed, completed from their sources and checked here."""
+"""All flags of a training run: composed, completed from their sources, and checked."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,16 @@ from appo.utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
 @dataclass(frozen=True)
 class Config:
-    """All flags of a training run; every component receives its part, never the whole.
+    """All flags of a training run. Each component receives only its part.
 
     Attributes:
-        learning: flags of the algorithm, of the class that it declares.
-        undecided: flags that nobody has given, of an environment without a preset: `run/defaults.py` decides them.
-        by_kind: flag -> value that it decides for such an environment where nothing is given; {} before that and for
-            all others.
-        given: flags on the command line, and of the config file those that are not as without it by default.
-        unnamed: whether nobody has named the run: the number in its name may be another one when its folder is made.
-        trusted: whether the saved run that goes on was marked by this user, or is trusted by `--trust`, when its flags
-            were read.
+        learning: flags of the algorithm, of the class that the algorithm declares.
+        undecided: open flags of an environment without a preset; `run/defaults.py` decides them.
+        by_kind: flag -> value that the kind of observation implies for an open flag; {} before the environment is
+            known, and for environments with a preset.
+        given: flags on the command line, and flags of the config file that differ from the default.
+        unnamed: whether the run got its name here; the number in the name may change when the folder is made.
+        trusted: whether the resumed run has the mark of this user, or `--trust` was given.
     """
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -62,10 +61,10 @@ class Config:
 
     @classmethod
     def from_flat(cls, values: Mapping[str, object]) -> Self:
-        """Compose a configuration of flags in one flat mapping, as JSON holds it; what is missing has its default.
+        """Compose a configuration of flags in one flat mapping, as in JSON; missing flags have their defaults.
 
         Raises:
-            UsageError: an unknown flag, or a value that is not the flag's. Flags are not checked against each other.
+            UsageError: an unknown flag, or a value of the wrong type. Flags are not checked against each other.
         """
         table = flag_table(str(values.get("algo", DEFAULT)))
         found = typed(values, "configuration", table)
@@ -77,7 +76,7 @@ class Config:
 
     @classmethod
     def from_saved(cls, flags: Mapping[str, object]) -> Self:
-        """Compose the configuration of a saved run; flags that its version did not have are as they were then.
+        """Compose the configuration of a saved run; a flag younger than the run has its value of `before=`.
 
         Raises:
             UsageError: as `from_flat`.
@@ -107,13 +106,13 @@ class Config:
         return [{name: value for name, value in values.items() if name in flags} for values in self.differences]
 
     def model_of(self, policy: int) -> ModelConfig:
-        """Return the flags of the network of a policy; a past version has that of the first one."""
+        """Return the network flags of a policy; a past version has the network of policy 0."""
         flags, differences = self.table.by_part["model"], self.differences
         values = differences[policy if policy < len(differences) else 0]
         return replace(self.model, **{name: value for name, value in values.items() if name in flags})
 
     def estimates_returns(self, policy: int) -> bool:
-        """Return whether a policy has a trained estimate of returns: a critic that no loss has reached has none."""
+        """Return whether a policy has a trained estimate of returns: a critic with a loss."""
         own = dict(enumerate(self.per_policy)).get(policy, {})
         coefficient = own.get("value_loss_coeff", getattr(self.learning, "value_loss_coeff", 1.0))
         return bool(self.algorithm.values) and coefficient != 0
@@ -125,13 +124,13 @@ class Config:
 
     @property
     def largest_batch_size(self) -> int:
-        """Return the largest batch of any policy, at any time."""
+        """Return the largest batch of any policy at any time."""
         sizes = [values.get("batch_size", self.learning.batch_size) for values in self.per_policy]
         return largest_batch_size(self.population, sizes, self.learning.rollout)
 
     @property
     def repeatable(self) -> bool:
-        """Return whether nothing that is measured or timed may decide what is learned."""
+        """Return whether measurements and the clock must not influence learning."""
         return self.run.deterministic_resume or self.sampling.lockstep
 
     @property
@@ -156,7 +155,7 @@ class Config:
         return batches if given is None else 2 * batches if given < 0 else given
 
     def to_flat(self) -> dict[str, object]:
-        """Return every flag and its value in one flat mapping that JSON can hold."""
+        """Return every flag and its value in one flat mapping for JSON."""
         flat = {
             name: getattr(getattr(self, part), name) for part, flags in self.table.by_part.items() for name in flags
         }
@@ -167,12 +166,12 @@ FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
 
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
-"""Flags that a saved run does not decide: they say where it is, as its folder may have been moved, and what of it."""
+"""Flags that a start never takes from a saved run: they say where the run is, and whether the user trusts it."""
 
 ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
-"""Flags that say what the outputs of a network mean as actions."""
+"""Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0
-"""Value of `--eval_every_sec` where `--input_evaluation=simulation` asks for evaluations and nothing says how often."""
+"""Value of `--eval_every_sec` for `--input_evaluation=simulation` without an interval."""
 
 TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
@@ -183,7 +182,7 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
-    """Return the flags given on a training command line; `--help` prints the flags of this env and exits."""
+    """Return the flags on a training command line; `--help` prints the flags for the env and exits."""
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
     given = {name: word for name, word in words.items() if word}
     if "--trust" in argv:
@@ -197,22 +196,20 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
 
 
 def algorithm_of(given: Mapping[str, object]) -> str:
-    """Return the name of the algorithm: a saved run's wins, then the one that is given, then the config file's.
+    """Return the name of the algorithm: a saved run's, else the given one, else the config file's.
 
-    The other flags can be read only when it is known, so this looks at as few as can be.
+    All other flags can be read only when the algorithm is known, so as few flags as possible are read here.
 
     Args:
-        given: flag -> value, converted or as words, of the flags that say what is trained and where.
+        given: flag -> value, converted or as words, of the flags that name algorithm and run.
 
     Raises:
         UsageError: a saved run would change its algorithm, or a source is damaged.
     """
-    asked, contents = str(given.get("algo", "")), dict[str, object]()
+    asked = str(given.get("algo", ""))
     if not asked and (path := given.get("config")):
-        with contextlib.suppress(UsageError):  # said when all of it is read
-            contents = read_mapping(Path(str(path)))
-        part = contents.get("run")
-        asked = str(contents.get("algo") or (part.get("algo") if isinstance(part, Mapping) else None) or "")
+        with contextlib.suppress(UsageError):  # `resolve` reports the error
+            asked = str(flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config").get("algo") or "")
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
     run = RunConfig(**where)  # type: ignore[arg-type]
     run.keep_code_out()
@@ -220,9 +217,12 @@ def algorithm_of(given: Mapping[str, object]) -> str:
         return asked or DEFAULT
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     trust = str(given.get("trust", False)).lower() in TRUE_WORDS
-    told = {"algo"} if asked else set()
-    saved = Reading.of(run.run_directory, trust=trust).permitted(LOOKED_AT, given=told)
-    before = str(saved.get("algo", DEFAULT)) if saved else asked or DEFAULT
+    reading = Reading.of(run.run_directory, trust=trust)
+    return _agreed_algorithm(asked, reading.permitted(LOOKED_AT, given={"algo"} if asked else ()), run)
+
+
+def _agreed_algorithm(asked: str, stored: Mapping[str, object], run: RunConfig) -> str:
+    before = str(stored.get("algo", DEFAULT)) if stored else asked or DEFAULT
     if asked and asked != before:
         raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
     return before
@@ -235,46 +235,70 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         given: flag -> value, converted, of the flags on the command line.
 
     Returns:
-        The checked configuration, and for every flag the source it came from. An unnamed run gets a name here, of
-        which the start makes sure that it is its own. What the kind of observation decides is still undecided: the
-        environment has not been made.
+        The checked configuration, and the source of every flag. An unnamed run gets a name, which the start may still
+        change. Flags that depend on the kind of observation are undecided: no environment exists yet.
 
     Raises:
-        UsageError: a source is damaged, a saved run would change what it cannot, or flags contradict each other.
+        UsageError: a source is damaged, a saved run would change a fixed flag, or flags contradict each other.
     """
-    table = flag_table(algo := algorithm_of(given))
-    layers: list[tuple[str, Mapping[str, object]]] = [("command line", given)]
-    if path := given.get("config"):
-        layers.append(("config file", _config_file(str(path), table)))
-    asked, _ = _merged(layers)
-    chosen = given.keys() | {name for name, value in asked.items() if value != table.flags[name].default}
-    run = RunConfig(**{name: asked[name] for name in LOCATION if name in asked})  # type: ignore[arg-type]
+    # Read all layers that are files: the config file and the saved run.
+    source = f"--config={shown(path)}" if (path := str(given.get("config") or "")) else "command line"
+    content = read_mapping(Path(path)) if path else {}
+    usual = flag_table(DEFAULT)  # flags of the other algorithms play no role before the algorithm is known
+    written = {usual.aliases.get(word, word): x for word, x in flattened(content, FLAGS_BY_PART, source).items()}
+    if "config" in written:
+        raise UsageError(f"{source}: a config file cannot name another one")
+    plain = {**written, **given}
+    location = typed({name: plain[name] for name in LOCATION if name in plain}, source, usual)
+    run = RunConfig(**location)  # type: ignore[arg-type]
+    run.keep_code_out()
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     resumes = run.restart_behavior == "resume"
     reading = Reading.of(run.run_directory, trust=run.trust) if resumes and run.experiment else None
-    saved = _saved_run(run, reading, asked, table) if reading else {}
+
+    # Judge trust, once.
+    asked_algo = str(plain.get("algo") or "")
+    told = plain.keys() if asked_algo else plain.keys() - {"algo"}  # an empty name leaves the choice to the saved run
+    stored = reading.permitted(TRAINED, given=told) if reading else {}
+
+    # Merge.
+    algo = _agreed_algorithm(asked_algo, stored, run)
+    algorithm, table = find_algorithm(algo), flag_table(algo)
+    file = typed(flattened(content, table.by_part, source), source, table)
+    asked = {**file, **given}
+    saved = _saved_values(stored, asked, run, table)
     env = str(asked.get("env") or saved.get("env", ""))
-    reads = asked.get("input") or saved.get("input")  # what that is shows when all flags are known
-    if not env and find_algorithm(algo).needs_actors and not reads:
+    reads = asked.get("input") or saved.get("input")  # whether `input` is enough is checked below
+    if not env and algorithm.needs_actors and not reads:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
-    layers += [
+    own = {"device": "cpu"} if algorithm.whole_rollouts else {}
+    device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
+    known = find_preset(env, device, algorithm)
+    weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
+    layers: list[tuple[str, Mapping[str, object]]] = [
+        ("command line", given),
+        ("config file", file),
         ("saved run", saved),
-        (f"--algo={algo}", {"device": "cpu"} if find_algorithm(algo).whole_rollouts else {}),
+        (f"--algo={algo}", own),
+        ("init_from", weights),
+        ("env preset", known or {}),
     ]
-    device = choose_device(str(_merged(layers)[0].get("device", "auto")))
-    known = find_preset(env, device, find_algorithm(algo))
-    source = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
-    layers += [("init_from", source), ("env preset", known or {})]
-    if _merged(layers)[0].get("input_evaluation") == "simulation":
-        layers.append(("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS}))
     values, origins = _merged(layers)
+    if values.get("input_evaluation") == "simulation":
+        values, origins = _merged([*layers, ("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS})])
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
-    trusted = reading is not None and reading.is_trusted
-    config = replace(Config.from_flat(values), given=frozenset(chosen), unnamed=not run.experiment, trusted=trusted)
+    config = replace(
+        Config.from_flat(values),
+        given=frozenset(given) | {name for name, value in asked.items() if value != table.flags[name].default},
+        unnamed=not run.experiment,
+        trusted=reading is not None and reading.is_trusted,
+    )
     if known is None and not saved:
         config = replace(config, undecided=frozenset(table.flags) - frozenset(values))
+
+    # Check.
     check_writable(config.run.run_directory)
     check(config)
     if not env and config.algorithm.find_spec(config.learning, config.env) is None:
@@ -285,13 +309,13 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) whose value differs."""
+    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) with different values."""
     pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
     return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
 
 
 def check(config: Config) -> None:
-    """Refuse flags that are right alone and wrong together (UsageError, with the numbers)."""
+    """Refuse flags that contradict each other (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     config.output.check()
     _check_env(config.env)
@@ -359,7 +383,7 @@ def _check_sampling(sampling: SamplingConfig, device: str) -> None:
 
 
 def _check_repeatable(config: Config) -> None:
-    """Refuse flags that keep a run from repeating itself bit by bit, if it is asked to."""
+    """Refuse flags that prevent bit-identical repetition, if repetition is required."""
     run, sampling = config.run, config.sampling
     if run.save_every_env_steps and not run.deterministic_resume:
         raise UsageError("--save_every_env_steps is for --deterministic_resume; --save_every_sec for all other runs")
@@ -385,7 +409,7 @@ def _check_repeatable(config: Config) -> None:
 
 
 def _check_whole_episodes(config: Config) -> None:
-    """Refuse whole episodes that would not fit into a slot, or would have to wait for others in it."""
+    """Refuse whole episodes that would not fit into a slot, or would wait for other environments of the slot."""
     if not config.whole_episodes:
         return
     env, sampling, flag = config.env, config.sampling, "--batch_mode=complete_episodes"
@@ -402,7 +426,7 @@ def _check_whole_episodes(config: Config) -> None:
 
 
 def _check_whole_rollouts(config: Config) -> None:
-    """Refuse flags without a meaning where each actor acts and computes with weights of its own."""
+    """Refuse flags without a meaning for actors that compute with weights of their own."""
     if not config.algorithm.whole_rollouts:
         return
     algo, sampling, population = f"--algo={config.run.algo}", config.sampling, config.population
@@ -423,7 +447,7 @@ def _check_whole_rollouts(config: Config) -> None:
 
 
 def _check_apart(config: Config) -> None:
-    """Refuse several policies where what is played goes to processes of the algorithm's own."""
+    """Refuse several policies if trajectories go to processes of the algorithm."""
     if roles := config.algorithm.processes(config.learning):
         several = config.sampling.num_policies > 1
         if several or config.population.self_play:
@@ -433,7 +457,7 @@ def _check_apart(config: Config) -> None:
 
 
 def _check_datasets(config: Config) -> None:
-    """Refuse bins where a dataset is read, alone or beside actors: no number of its actions is the choice of a bin."""
+    """Refuse bins where a dataset is read: numbers in datasets are not choices of bins."""
     learning = [replace(config.learning, **values) for values in config.per_policy]
     if config.env.continuous_as_bins and any(isinstance(one, InputConfig) and one.mix.datasets for one in learning):
         raise UsageError(
@@ -442,7 +466,7 @@ def _check_datasets(config: Config) -> None:
 
 
 def _check_without_actors(config: Config) -> None:
-    """Refuse flags that need an environment to play in, if the algorithm plays in none."""
+    """Refuse flags that need an environment, if the algorithm plays none."""
     if config.algorithm.needs_actors:
         return
     asked = {
@@ -462,7 +486,7 @@ def _check_without_actors(config: Config) -> None:
 
 
 def _check_source(run: RunConfig) -> None:
-    """Refuse a new run whose first weights are nowhere, or would be taken away before they are read."""
+    """Refuse a new run whose first weights are missing, or would be removed before they are read."""
     if not run.init_from:
         if run.init_whole:
             raise UsageError("--init_whole takes over the checkpoint of --init_from, which is not given")
@@ -476,35 +500,27 @@ def _check_source(run: RunConfig) -> None:
 
 
 def _inherited(init_from: str, run: RunConfig) -> dict[str, object]:
-    """Return the flags without which weights of another run mean something else: those of its actions."""
+    """Return the flags that say what the weights of another run mean as actions; no other flag of that run counts."""
     if not init_from:
         return {}
-    directory = find_source(init_from, run.run_directory.parent).run.path
-    stored, table = saved_flags(directory), flag_table(DEFAULT)  # of a stranger's run nothing else may decide anything
-    before = {name: table.values_before.get(name, table.flags[name].default) for name in ACTION_FLAGS}
-    found = {name: stored.get(name, value) for name, value in before.items()}
+    directory, table = find_source(init_from, run.run_directory.parent).run.path, flag_table(DEFAULT)
+    stored = table.values_before | saved_flags(directory)
+    found = {name: stored.get(name, table.flags[name].default) for name in ACTION_FLAGS}
     return typed(found, f"saved configuration of run {directory.name}", table)
 
 
-def _config_file(path: str, table: FlagTable) -> dict[str, object]:
-    source = f"--config={shown(path)}"
-    values = typed(flattened(read_mapping(Path(path)), table.by_part, source), source, table)
-    if "config" in values:
-        raise UsageError(f"--config={shown(path)}: a config file cannot name another one")
-    return values
-
-
-def _saved_run(run: RunConfig, reading: Reading, asked: Mapping[str, object], table: FlagTable) -> dict[str, object]:
-    """Return the flags of the run that is to be resumed, nothing for a new one; refuse changes it cannot take."""
-    own = reading.permitted(TRAINED, given=asked.keys())
-    stored = typed(own, f"saved configuration of run {run.experiment}", table)
+def _saved_values(
+    stored: Mapping[str, object], asked: Mapping[str, object], run: RunConfig, table: FlagTable
+) -> dict[str, object]:
+    """Return the flags of the saved run; refuse changes of fixed flags (UsageError)."""
     if not stored:
         return {}
-    saved = {name: value for name, value in (table.values_before | stored).items() if name not in LOCATION}
+    values = table.values_before | typed(stored, f"saved configuration of run {run.experiment}", table)
+    saved = {name: value for name, value in values.items() if name not in LOCATION}
     fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
     if is_again(str(saved.get("env", "")), str(fixed.get("env", ""))):
-        fixed.pop("env")  # the same class, which has a place of its own by now
-    before = {name: table.flags[name].default for name in fixed} | saved  # an older version may not have had the flag
+        fixed.pop("env")  # the same class under its present name
+    before = {name: table.flags[name].default for name in fixed} | saved  # the flag may be newer than the run
     if changes := changed_flags(before, fixed):
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
@@ -526,7 +542,7 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
 
 
 def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the value of every flag and the layer it comes from; earlier layers win."""
+    """Return the value and the source of every flag; earlier layers win."""
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     for origin, layer in reversed(layers):
@@ -536,7 +552,7 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
 
 
 def word_of(argv: Sequence[str], name: str) -> str:
-    """Return the value of a flag on a command line that need not be right otherwise."""
+    """Return the value of a flag on a command line that may contain other errors."""
     flag, found = f"--{name}", ""
     argv = underscored(argv)
     for word, following in zip(argv, [*argv[1:], ""], strict=False):

@@ -1,14 +1,12 @@
-"""Decisions that wait for the environment: defaults by its kind of observation, and flags that have no effect."""
+"""Flags that depend on the environment: defaults by its kind of observation."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 
 from appo.algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
-from appo.algorithms.run.algorithms import ALGORITHMS
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.runtime.algorithm import Algorithm
-from appo.algorithms.runtime.config import WITHOUT_EFFECT
 from appo.envs import presets as env_presets
 from appo.envs.presets import find_name
 from appo.envs.spec import MASK_KEY, EnvSpec
@@ -17,9 +15,9 @@ from appo.utils.errors import UsageError
 from appo.utils.values import shown
 
 ORIGIN = "kind of observation"
-"""The name of this source of flags."""
+"""Name of this source of flags."""
 COUNTS = frozenset({"num_workers", "num_envs_per_worker", "worker_num_splits"})
-"""Flags of sampling that may follow from the kind: processes are planned when it is known."""
+"""Flags of sampling that may depend on the kind: processes are planned when the kind is known."""
 
 
 def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
@@ -33,17 +31,17 @@ def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
 
 
 def completed(config: Config, spec: EnvSpec) -> Config:
-    """Return the configuration in which the kind of observation has decided every flag that nobody has given.
+    """Return the configuration with every open flag decided by the kind of observation.
 
-    Flags of the environment may be among them, so that it shows and takes something else: whoever has made it makes it
-    anew where `env` has changed. The kind stays that of the environment as it was.
+    Flags of the environment may be among the decided flags. The caller then makes the environment again if `env`
+    changed; the kind stays the kind of the first environment.
 
     Args:
-        config: of a run; flags that are given, or that a preset or a saved run has, stay as they are.
-        spec: of its environment.
+        config: configuration of a run; flags from the user, a preset or a saved run stay.
+        spec: spaces of the environment.
 
     Raises:
-        UsageError: flags that are right alone are wrong together, or the algorithm chooses what is read before this.
+        UsageError: flags contradict each other, or the algorithm decides a flag that is read before this.
     """
     if find_name(config.env.env) is not None or config.by_kind:
         return config
@@ -61,7 +59,7 @@ def completed(config: Config, spec: EnvSpec) -> Config:
 
 
 def _check_chosen(config: Config, chosen: Mapping[str, object]) -> None:
-    """Refuse flags that come too late when the environment is known, or that are none (UsageError)."""
+    """Refuse decided flags that are read before the environment exists, or are unknown (UsageError)."""
     by_part, algo = config.table.by_part, config.run.algo
     allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS
     if late := sorted(chosen.keys() - allowed):
@@ -70,14 +68,14 @@ def _check_chosen(config: Config, chosen: Mapping[str, object]) -> None:
 
 
 def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
-    """Return the spec that a network is made for: of the datasets of a run without actors, else of the environment.
+    """Return the spec that networks are made for: of the datasets in runs without actors, else of the environment.
 
     Args:
-        config: of the run.
-        played: of the environment; None: it has none.
+        config: configuration of the run.
+        played: spec of the environment; None: the run has no environment.
 
     Raises:
-        UsageError: the datasets cannot be read, or an environment that is given shows or takes something else.
+        UsageError: the datasets cannot be read, or spaces of the environment differ from the datasets'.
     """
     known = config.algorithm.find_spec(config.learning, config.env)
     if known is None or played is None:
@@ -93,22 +91,22 @@ def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
 
 
 def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:
-    """Return the values that were chosen for a completed configuration in which these flags were undecided."""
+    """Return the decided values of a completed configuration that had these flags open."""
     return {name: value for name, value in config.by_kind.items() if name in undecided}
 
 
 def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
-    """Return the sources of flags that were chosen for a completed configuration."""
+    """Return the sources of the decided flags."""
     return dict.fromkeys(chosen_in(config, undecided), ORIGIN)
 
 
 def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> str:
-    """Return one log line that lists the flags chosen by kind of observation; empty if none were.
+    """Return one log line with the decided flags; empty without any.
 
     Args:
-        config: a completed one.
-        undecided: flags that were open before.
-        spec: of the environment, to name the keys that decided.
+        config: completed configuration.
+        undecided: names of the flags that were open.
+        spec: spaces of the environment; gives the line the keys that decided.
     """
     values = chosen_in(config, undecided)
     if config.model.encoder_custom:  # it stands in the place of the encoder that these describe
@@ -124,7 +122,7 @@ def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> st
 
 
 def _decisive(config: Config, spec: EnvSpec) -> str:
-    """Return the keys of three dimensions that count as images, or would but for their channels; empty without any."""
+    """Return the keys with three dimensions that count as images, or are close to images; empty without such keys."""
     model, shown = ModelConfig() if config.model.encoder_custom else config.model, spec.observations
     large = {key: one for key, one in shown.items() if key != MASK_KEY and is_large(one, ENCODERS[0].min_side)}
     images, others = list[str](), list[str]()
@@ -138,7 +136,7 @@ def _decisive(config: Config, spec: EnvSpec) -> str:
 
 
 def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
-    """Choose flags by the observations and actions of the environment."""
+    """Decide flags by the observations and actions of the environment."""
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(spec.action.is_real), config.learning.rollout
@@ -154,68 +152,3 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     acting = env_presets.SCALED if continuous and spec.action.scale is not None else {}
     learning = config.algorithm.preset_by_kind(images=images, continuous=continuous, rollout=rollout)
     return {**network, **acting, **learning}
-
-
-# Flags that are given and that nothing reads.
-
-
-FEATURES = {
-    "actors": "algorithms that play environments",
-    "agents": "environments of several agents",
-    "central": "--inference=central",
-    "critic": "networks with a critic",
-    "images": "environments that show images",
-    "memory": "networks with a memory",
-    "numbers": "actions that are numbers",
-    "processes": "runs with processes, not --inference=serial",
-    "reals": "actions that are drawn as numbers",
-    "returns": "algorithms that estimate returns",
-    "track=*wandb*": "--track=wandb",
-    "vectors": "environments that show numbers",
-}
-"""Words of `Flag.needs` that are no flags -> their names in a message."""
-
-
-def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
-    """Return the values by which flags have an effect: of all flags, and of every feature whether it is on.
-
-    Args:
-        config: completed.
-        spec: of the environment.
-        placement: where policies act.
-        remembers: whether a network of the run has a memory.
-    """
-    algorithm = config.algorithm
-    inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
-    encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
-    features: dict[str, object] = {
-        "actors": algorithm.needs_actors,
-        "agents": spec.num_agents > 1,
-        "central": placement == "central",
-        "critic": algorithm.values == "critic",
-        "images": bool(encoders - {MLP}),
-        "memory": remembers,
-        "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
-        "processes": placement != "serial",
-        "reals": any(spec.action.is_real),
-        "returns": bool(algorithm.values),
-        "vectors": MLP in encoders,
-    }
-    return config.to_flat() | features
-
-
-def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
-    """Yield a line about every flag given that changes nothing for any policy of this run.
-
-    Flags of the network, or of learning, are left out where a part of it is the user's, which may read them.
-    """
-    owned = {"model": bool(config.model.encoder_custom), "learning": config.run.algo not in ALGORITHMS}
-    policies = [{**features, **own} for own in config.differences]
-    for part, flags in config.table.by_part.items():
-        for name in sorted(config.given & flags.keys()):
-            if name in WITHOUT_EFFECT:
-                yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
-            elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
-                words = str(missing[0]).replace(">", " above ").split("|")
-                off = " or ".join(FEATURES.get(word, f"--{word}") for word in words)
-                yield f"--{name} has no effect: it is for {off}"

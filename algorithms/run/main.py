@@ -1,8 +1,9 @@
-"""One run, from its flags to its end: it makes memory, queues and processes. Start reading here."""
+"""One run, from its flags to its end: memory, queues and processes. Start reading here."""
 
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -13,29 +14,29 @@ from typing import Self
 
 from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
-from appo.algorithms.run.build_workers import Blueprint
-from appo.algorithms.run.code import CodeWatch
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.defaults import features_of, told, without_effect
-from appo.algorithms.run.folder import lock_run_folder, remove_old
+from appo.algorithms.run.defaults import told
+from appo.algorithms.run.directory.code import CodeWatch
+from appo.algorithms.run.directory.page import leave_page
+from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
+from appo.algorithms.run.effects import features_of, without_effect
+from appo.algorithms.run.first_batch import FirstBatch
 from appo.algorithms.run.observers import (
     Observers,
     check_observers,
     evaluate_beside,
-    make_controller,
-    make_self_play,
     say_output,
     start_tracking,
     with_saves_to_evaluate,
 )
-from appo.algorithms.run.page import leave_page
 from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from appo.algorithms.run.policies import make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
-from appo.algorithms.run.tuning.choice import Costs, Plan, choose, is_open, report
-from appo.algorithms.run.tuning.first_minute import LOOK_AGAIN_SECONDS, SAY_AFTER_SECONDS, FirstBatch, SecondLook
+from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, find_callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing
@@ -76,14 +77,14 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
-    """Train until the budget is spent, a signal comes or a worker fails; return the exit code.
+    """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
     Args:
         config: all flags.
-        kind: of the run; None: `Run`.
+        kind: class of the run; None: `Run`.
 
     Raises:
-        AppoError: what went wrong, with its exit code.
+        AppoError: a failure, with its exit code.
     """
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     with (kind or Run)(config) as run:
@@ -91,20 +92,21 @@ def train(config: Config, kind: "type[Run] | None" = None) -> int:
 
 
 class Run:
-    """One run. Entered, its folder is there and nobody else's, and all that its flags name has been found.
+    """One run. Entering checks all names in the flags and locks the run's folder.
 
     Args:
         config: all flags.
-        callbacks: objects that are told of reports in this process, besides those that flags name.
+        callbacks: objects that receive reports in this process, besides callbacks named by flags.
 
     Attributes:
-        config: all flags; as soon as the environment is known, those included that its kind of observation decides.
-        blueprint: what workers are built from; a variant of the algorithm has its own.
-        signals: what a person or the system asks meanwhile.
-        runner: of the workers, as soon as there are some.
+        config: all flags. Flags that depend on the kind of observation are filled in once the environment is known.
+        blueprint: class of the plan that builds workers; variants of an algorithm replace the class.
+        signals: requests by a person or the system.
+        runner: main loop; None before the workers are planned.
+        begun: whether all workers have been ready.
 
     Raises:
-        AppoError: entered: something is not there, or another process trains in the folder.
+        AppoError: on entering: a name does not exist, or another process trains in the folder.
     """
 
     blueprint: type[Blueprint] = Blueprint
@@ -122,7 +124,7 @@ class Run:
         self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
-        self._second_look: SecondLook | None = None
+        self.begun = False
         self._first_batch: FirstBatch | None = None
         self._open = ExitStack()
 
@@ -145,15 +147,9 @@ class Run:
         return self
 
     def _be_called(self, directory: Path) -> None:
-        """Take the name of the folder that was made."""
         self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
         self.directory, self.status = directory, Status(directory)
         self.status.machine = self.machine
-
-    @property
-    def begun(self) -> bool:
-        """Return whether all workers have been ready."""
-        return self.runner is not None and self.runner.begun
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -161,7 +157,7 @@ class Run:
         self._open.__exit__(kind, error, traceback)
 
     def finished_before(self) -> str | None:
-        """Return why nothing is left to do for these flags; None: there is."""
+        """Return the reason if nothing is left to do for these flags, else None."""
         return finished_before(self.config)
 
     def train(self) -> int:
@@ -192,14 +188,24 @@ class Run:
         return 0
 
     def turns(self) -> Turns:
-        """Train in steps, for callers that do something else in between; return why the run ended."""
+        """Train, and yield after every look at the workers; return the reason of the end. Closed early, save nothing.
+
+        Raises:
+            Interrupted: a signal ended the run, which is saved; `NotSaved`: saving failed.
+            AppoError: the start or a worker failed.
+        """
         self.status.write("starting")
         raise_limit()
         try:
             with self.janitor, self.upkeep:
-                reason = yield from self._turns()
-                if self._first_batch and self.runner:
-                    self._first_batch.check(self.runner.monitor, reason)
+                with ExitStack() as stack:
+                    runner = self._start(stack)
+                    while (reason := runner.turn()) is None:
+                        if self._first_batch:
+                            self._first_batch.tick(runner.monitor)
+                        yield
+                if self._first_batch:
+                    self._first_batch.check(runner.monitor, reason)
         except BaseException as error:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             if not isinstance(error, DirectoryInUse):  # then the folder is another run's
@@ -208,8 +214,12 @@ class Run:
         self.status.write("finished", reason)
         return reason
 
-    def _turns(self) -> Turns:
-        """Start the run, from its flags to the main loop: read it from top to bottom."""
+    def _start(self, stack: ExitStack) -> Runner:
+        """Start the run, from its flags to running workers: read this function from top to bottom.
+
+        Args:
+            stack: stack that ends the run.
+        """
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
@@ -265,21 +275,23 @@ class Run:
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         if config.algorithm.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
-        self.runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
-        self.runner.on_begin = partial(remove_old, self.directory)  # the run that this one is to take the place of
-        self.runner.has_lost_files = self.upkeep.belongings.newly_lost
-        self.runner.population = make_self_play(
-            config, topology, arena, tables[0], monitor, resumed[0]
-        ) or make_controller(config, exploit_explore, monitor, traits, topology.num_actors)
-        self._say_later(self.runner, topology)
-        try:
-            with evaluate_beside(config, self.janitor) as evaluator:
-                if evaluator is not None:
-                    monitor.beside["evaluator"] = evaluator
-                return (yield from self.runner.turns())
-        finally:
-            observers.compare(monitor)
-            say_output(monitor, config)
+        self.runner = runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
+        runner.has_lost_files = self.upkeep.belongings.newly_lost
+        runner.population = make_self_play(config, topology, arena, tables[0], monitor, resumed[0]) or make_controller(
+            config, exploit_explore, monitor, traits, topology.num_actors
+        )
+        self._first_batch = FirstBatch.of(config, topology)
+        stack.callback(say_output, monitor, config)
+        stack.callback(observers.compare, monitor)
+        evaluator = stack.enter_context(evaluate_beside(config, self.janitor))
+        if evaluator is not None:
+            monitor.beside["evaluator"] = evaluator
+        stack.enter_context(runner)
+        workers.start()
+        self.begun = True
+        remove_old(self.directory)  # the run that this one is to take the place of
+        monitor.started = time.monotonic()
+        return runner
 
     def _check_names(self) -> None:
         """Find everything that the flags name, before anything is opened (UsageError)."""
@@ -294,13 +306,13 @@ class Run:
         check_observers(config)
 
     def _start_fork_server(self) -> bool:
-        """Start the fork server unless it runs; return whether it is still loading."""
+        """Start the fork server unless it runs; return whether the server is still loading."""
         # On the CPU every process is forked from a server that has torch; on CUDA only actors that act are.
         with_torch = self.device == "cpu" or self.config.sampling.inference == "local"
         return fork_server.start_fork_server(self.janitor, preloaded(with_torch=with_torch), with_torch=with_torch)
 
     def _measure(self) -> Measurement:
-        """Describe environment and model; measure what they cost, unless an earlier start has measured that."""
+        """Describe environment and model, and measure their costs unless an earlier start has done so."""
         costs = measured_before(self.config, self.machine)  # kept for later starts, if this one does not need it
         if self.janitor.owns_main:  # what environments leave behind goes with the run
             prctl.adopt_orphans()
@@ -333,7 +345,7 @@ class Run:
         )
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
-        """Return the sampling flags: the best by what was measured, by rules where nothing was."""
+        """Return the sampling flags: the best plan by measured costs, or the rules without costs."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
             return plan_workers(found.planned, self.cores, self.placement, num_agents)
@@ -343,29 +355,15 @@ class Run:
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
 
-        def best(costs: Costs) -> Plan:
-            return choose(costs, found.planned, num_agents, self.cores, memory, free)
-
-        plan = best(found.costs)
+        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         if found.busy:
             log.warning(
-                "tuned while other programs took %.0f%% of the cores: nothing is kept for the next start, and after a"
-                " minute of training it is measured again",
+                "tuned while other programs took %.0f%% of the cores: nothing is kept for the next start",
                 100 * found.others,
             )
-            self._second_look = SecondLook(found.costs, plan, best, found.planned, num_agents, self.cores)
         return plan.sampling
-
-    def _say_later(self, runner: Runner, topology: Topology) -> None:
-        """Let the run log, in its first minute, the warnings that a reader must have seen by then."""
-        monitor, look = runner.monitor, self._second_look
-        self._first_batch = first = FirstBatch.of(self.config, topology)
-        if first:
-            runner.later.append((SAY_AFTER_SECONDS, partial(first.say, monitor)))
-        if look:
-            runner.later.append((LOOK_AGAIN_SECONDS, partial(look.say, monitor)))
 
     def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Make all workers in this process."""
@@ -380,7 +378,7 @@ class Run:
         return InProcess(build)
 
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
-        """Make every worker in the process that the topology gives it."""
+        """Make every worker in the process that the topology assigns."""
         if self.sampling.placement == "serial":
             return self._serial(blueprint, arena)
         topology, sampling = blueprint.topology, self.config.sampling
@@ -428,14 +426,14 @@ class Run:
 
 
 def _prepare_serial(threads: int) -> None:
-    """Set memory allocator and threads in main, as worker processes do at their entry."""
+    """Set memory allocator and threads in main, as worker processes do on entry."""
     allocator_settings()
     limit_threads(threads)
 
 
 @contextmanager
 def _showing(gpus: str) -> Iterator[None]:
-    """Let this process see these GPUs while entered, if nothing in it has used one before."""
+    """Show only these GPUs to this process while entered. A process that has used a GPU before is not affected."""
     name = "CUDA_VISIBLE_DEVICES"
     before, os.environ[name] = os.environ.get(name), gpus
     try:

@@ -1,7 +1,7 @@
-"""Training watched in a notebook: a bar and the curve of returns, which grow in place.
+"""Training in a notebook: a bar and the curve of returns, updated in place.
 
-Jupyter shows HTML and draws what is displayed under the same name again; it needs nothing but IPython, which is there.
-Where there is none, lines are printed.
+Jupyter shows HTML and redraws an output under the same display id, so IPython is the only requirement. Without IPython
+lines are printed.
 """
 
 import html
@@ -23,26 +23,26 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 class Point(NamedTuple):
-    """A point of the curves: env steps, and the mean return of each policy then; None where it has ended no episode."""
+    """A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
 
     env_steps: int
     returns: tuple[float | None, ...]
 
 
 def watch(run: Training) -> Result:
-    """Train a run to its end, and show meanwhile its progress and its returns.
+    """Train a run to the end, and show progress and returns meanwhile.
 
         result = watch(Training(env=MyEnv, train_for_env_steps=50_000))
 
     Args:
-        run: not entered yet.
+        run: run to train, not entered yet.
 
     Returns:
-        What became of it.
+        The outcome of the run.
 
     Raises:
         AppoError: as `Training`.
-        KeyboardInterrupt: the kernel was interrupted; what was learned is saved.
+        KeyboardInterrupt: the kernel was interrupted; progress is saved.
     """
     canvas, curve = canvas_of_process(), Curve()
     with run:
@@ -55,17 +55,17 @@ def watch(run: Training) -> Result:
 
 
 class Curve:
-    """The returns of a run so far.
+    """Returns of a run so far.
 
     Attributes:
-        points: by env steps; never more than `MOST_POINTS`.
+        points: points in order of env steps, at most `MOST_POINTS`.
     """
 
     def __init__(self) -> None:
         self.points: list[Point] = []
 
     def add(self, report: Report) -> None:
-        """Take in a report."""
+        """Add a report."""
         if any(value is not None for value in report.episode_returns):
             self.points.append(Point(report.env_steps, report.episode_returns))
         if len(self.points) > MOST_POINTS:
@@ -88,7 +88,7 @@ class Curve:
         return f"<div>{head}</div>{self._drawing()}"
 
     def _drawing(self) -> str:
-        """Return the curves, with the least and the largest return and the env steps at their ends."""
+        """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
         values = [value for point in self.points for value in point.returns if value is not None]
         if not values:
             return ""
@@ -106,7 +106,6 @@ class Curve:
 
 
 def _line(points: Sequence[Point], policy: int, bounds: tuple[float, float], last: int) -> str:
-    """Return the curve of one policy."""
     low, high = bounds
     wide, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
     places = [
@@ -119,13 +118,13 @@ def _line(points: Sequence[Point], policy: int, bounds: tuple[float, float], las
 
 
 class Lines:
-    """Prints a line now and then, where no picture can be drawn."""
+    """Prints a line every `LINE_SECONDS`, where no picture can be drawn."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + LINE_SECONDS
 
     def show(self, text: str, picture: str) -> None:
-        """Print the text, unless that was done just now."""
+        """Print the text, unless a line is too recent."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_SECONDS
             say(text)
@@ -136,17 +135,17 @@ class Lines:
 
 
 class Display:
-    """One output of a notebook cell, drawn again in its place.
+    """An output of a notebook cell, redrawn in place.
 
     Args:
-        ipython: the module `IPython.display`.
+        ipython: module `IPython.display`.
     """
 
     def __init__(self, ipython: Any) -> None:
         self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False
 
     def show(self, text: str, picture: str) -> None:
-        """Draw the picture; what shows no HTML shows the text."""
+        """Draw the picture; a frontend without HTML shows the text."""
         content = {"text/plain": text, "text/html": picture}
         self._ipython.display(content, raw=True, display_id=self._name, update=self._is_there)
         self._is_there = True
@@ -157,7 +156,7 @@ class Display:
 
 
 def canvas_of_process() -> Lines | Display:
-    """Return the place where this process can show something: an output of the notebook, or lines."""
+    """Return the display of this process: an output of the notebook, or lines."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return Lines()

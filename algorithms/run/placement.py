@@ -1,7 +1,6 @@
 """Counts and places of workers: `0` and `auto` become numbers of actors and envs, a placement, cores and GPUs.
 
-These are the rules where nothing is measured. Nothing here changes what is learned from a given batch; only how fast
-batches come.
+These rules apply without measurements. The result of training on a given batch never depends on them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from appo.utils.system.machine import affinity_plan, allowed_cores
 
 MAX_ENVS_PER_WORKER = 64
 SHARE_OF_LAG = 0.5
-"""Of --max_policy_lag, that trajectories may get old on average; with more, many of them would be thrown away."""
+"""Largest mean age of trajectories as a share of --max_policy_lag; older plans would discard many trajectories."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,11 @@ class Sampling:
     """The sampling flags with every `0` and `auto` decided.
 
     Attributes:
-        placement: where policies act.
-        num_workers: actor workers; 0: nothing is played.
-        num_envs_per_worker: environments of one actor.
-        num_splits: groups of one actor.
-        learner_threads: of a learner, on the CPU.
+        placement: place where policies act.
+        num_workers: number of actor workers; 0: no environment is played.
+        num_envs_per_worker: environments per actor.
+        num_splits: groups per actor.
+        learner_threads: threads of a learner on the CPU.
     """
 
     placement: Placement
@@ -45,7 +44,7 @@ class Sampling:
 def plan_workers(config: Config, cores: int, placement: Placement, num_agents: int = 1) -> Sampling:
     """Fill in the counts for a placement.
 
-    Without flags the agents of all environments together make one macro batch of trajectories, within limits.
+    Without flags, the agents of all environments together make one macro batch of trajectories, within limits.
     """
     s, learning = config.sampling, config.learning
     threads = s.learner_main_loop_num_cores or 1
@@ -68,10 +67,10 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
 
 
 def require_one_per_process(config: Config) -> Config:
-    """Return flags with which every environment has a process of its own; presets give way.
+    """Return flags that give every environment its own process, against presets.
 
     Raises:
-        UsageError: flags that are given put several environments into a process.
+        UsageError: given flags put several environments into a process.
     """
     s = config.sampling
     names = ["num_envs_per_worker", "worker_num_splits", *["num_workers"] * (s.inference == "serial")]
@@ -86,9 +85,9 @@ def require_one_per_process(config: Config) -> Config:
 
 
 def most_envs(config: Config, num_agents: int) -> float:
-    """Return how many environments there may be, for trajectories to be trained on before they are too old.
+    """Return the largest number of environments whose trajectories are trained on before they are too old.
 
-    While one macro batch is collected the weights change as often as the one before has minibatches and epochs.
+    While one macro batch is collected, weights change once per minibatch and epoch of the batch before.
     """
     s, learning = config.sampling, config.learning
     macro_batches: float = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
@@ -97,10 +96,10 @@ def most_envs(config: Config, num_agents: int) -> float:
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:
-    """Return where policies act when nothing is measured.
+    """Return the place where policies act, without measurements.
 
-    On a GPU in a process of their own, which owns the device's queue; otherwise inside the actors, where no message is
-    needed per step.
+    On a GPU a separate process owns the device's queue; otherwise policies act inside the actors, without a message per
+    step.
     """
     wanted = config.sampling.inference
     if config.algorithm.whole_rollouts:
@@ -115,7 +114,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
 
 
 def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology:
-    """Return how many of everything there is, with as many slots as batches need.
+    """Return numbers and places of all workers, with as many slots as batches need.
 
     Raises:
         UsageError: all slots together can never fill a batch, or the environment has too few agents.
@@ -164,13 +163,13 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
 
 
 def cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
-    """Pin actors where there are whole cores to pin them to, learners and policy workers never; empty: not pinned.
+    """Return the cores that a process is pinned to; empty: not pinned. Only actors are pinned, to whole cores.
 
     Args:
-        worker: the first one of a process.
-        topology: of the run.
-        sampling: the flags.
-        cores: that may be used on average, fewer than those allowed where a cgroup limits their time.
+        worker: first worker of the process.
+        topology: topology of the run.
+        sampling: flags of sampling.
+        cores: cores usable on average; a cgroup may limit them below the allowed ones.
     """
     allowed = allowed_cores()
     if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):
@@ -179,9 +178,9 @@ def cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, core
 
 
 def gpus_of(workers: Sequence[Address], sampling: SamplingConfig) -> str | None:
-    """Give one GPU to each actor in turn, for CUDA_VISIBLE_DEVICES of the process of these workers.
+    """Return CUDA_VISIBLE_DEVICES for the process of these workers: one GPU per actor in turn; None: no actor.
 
-    What acts inside an actor does so on the CPU, see `Role.cpu_placements`. None: there is no actor, nothing changes.
+    Policies inside actors use the CPU, see `Role.cpu_placements`.
     """
     actors, gpus = [worker.index for worker in workers if worker.role == ACTOR.name], sampling.actor_worker_gpus
     return ",".join(dict.fromkeys(str(gpus[actor % len(gpus)]) for actor in actors if gpus)) if actors else None

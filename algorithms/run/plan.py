@@ -1,4 +1,4 @@
-"""The plan of a run, known before any worker exists; torch-free, so that actors and main can read it."""
+"""The plan of a run, known before workers exist. Free of torch, for main and actors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,12 +40,12 @@ SEED_BRANCHES = {
 
 @dataclass(frozen=True)
 class Probe:
-    """A description of the environment and the models, found out before memory is reserved.
+    """Description of environment and models, measured before memory is reserved.
 
     Attributes:
-        spec: of the environment.
-        models: the network and the learner's state of each policy.
-        config: all flags, those included that the kind of observation decides.
+        spec: spaces of the environment.
+        models: network and learner state of each policy.
+        config: all flags, with flags that the kind of observation decides.
     """
 
     spec: EnvSpec
@@ -55,19 +55,19 @@ class Probe:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that is known of a run before its workers exist; travels to every process at its start.
+    """The facts of a run that are known before its workers exist; every process receives the plan at its start.
 
     Attributes:
-        config: all flags; each worker is given its part.
-        spec: of the environment.
-        models: what weights and state of each policy look like.
-        topology: how many of everything, and where.
-        budget: when training ends.
-        device: of the networks, "cpu" or "cuda".
-        seed: of the run; of this start, if it resumes; of this segment, see `ResumeSegments`.
-        pause_env_steps: where this segment ends; None: with the run.
-        traits: with which each policy begins or goes on; (): they do not differ.
-        directory: of the run, absolute; None: a trial, which may open nothing of a run.
+        config: all flags; each worker receives its part.
+        spec: spaces of the environment.
+        models: sizes of weights and state of each policy.
+        topology: number and place of all workers.
+        budget: limits of training.
+        device: device of the networks, "cpu" or "cuda".
+        seed: seed of the run, of a resumed start, or of a segment (see `ResumeSegments`).
+        pause_env_steps: end of the present segment; None: the run is not divided.
+        traits: initial or resumed traits of each policy; (): policies do not differ.
+        directory: directory of the run, absolute; None: a trial, which opens no file of a run.
     """
 
     config: Config
@@ -93,7 +93,7 @@ class RunPlan:
 
     @property
     def buffered(self) -> bool:
-        """Return whether networks are fed through buffers that stay where they are, as a GPU needs it."""
+        """Return whether networks read from buffers at fixed places, as GPUs require."""
         return self.device != "cpu"
 
     def device_of(self, role: Role) -> str:
@@ -101,11 +101,11 @@ class RunPlan:
         return "cpu" if self.topology.placement in role.cpu_placements else self.device
 
     def model_of(self, policy: int) -> ModelDescription:
-        """Return the description of the network of a policy; past versions have that of the one that learns."""
+        """Return the description of a policy's network; past versions have the network of policy 0."""
         return self.models[policy if policy < self.topology.num_policies else 0]
 
     def traits_of(self, policy: int) -> PolicyTraits:
-        """Return the traits that set a policy apart at the start."""
+        """Return the traits that distinguish a policy at the start."""
         return self.traits[policy] if self.traits else PolicyTraits()
 
     def learning_of(self, policy: int) -> Any:
@@ -113,7 +113,7 @@ class RunPlan:
         return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
 
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
-        """Return the random seeds of one worker; generations differ, restarts do not repeat a past."""
+        """Return the random seeds of a worker; a restarted worker, of a later generation, has new seeds."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
     def context(
@@ -123,7 +123,7 @@ class RunPlan:
         seeds: np.random.SeedSequence | None = None,
         arena: Arena | None = None,
     ) -> Context:
-        """Return the context of a policy for the algorithm; one that plays a past version has no flags of its own."""
+        """Return the context of a policy for the algorithm; past versions have the common flags."""
         c, t = self.config, self.topology
         flags = self.learning_of(policy) if policy < t.num_policies else c.learning
         return Context(
@@ -146,18 +146,18 @@ class RunPlan:
 
     @property
     def recorded(self) -> Mapping[str, Recorded]:
-        """Return the fields of slots that acting fills: the algorithm's, and logits if a dataset is to have them."""
+        """Return the slot fields that acting fills: the algorithm's, and logits for a dataset that wants logits."""
         own = self.algorithm.recorded(self.spec)
         if not self.topology.writes or "log_prob" not in own or LOGITS not in self.config.output.output_columns:
             return own
         return {LOGITS: Recorded(("T", "R", self.spec.action.num_logits)), **own}
 
     def trajectories(self, arena: Arena, policy: int | None = None) -> Trajectories:
-        """Return the slots in the shared memory of the run, recurrent states as wide as those of a policy.
+        """Return the slots in shared memory, with recurrent states as wide as a policy's.
 
         Args:
-            arena: the shared memory.
-            policy: who reads and writes them; None: nobody, and they are as wide as the widest.
+            arena: shared memory.
+            policy: number of the policy that reads and writes the slots; None: the widest states.
         """
         found = Trajectories.attach(arena, self.spec, self.recorded)
         if policy is None or self.model_of(policy).rnn_state_size == found.rnn_state.shape[-1]:
@@ -165,7 +165,7 @@ class RunPlan:
         return replace(found, rnn_state=found.rnn_state[..., : self.model_of(policy).rnn_state_size])
 
     def fields(self) -> list[Field]:
-        """Return the fields of the shared memory of the run."""
+        """Return the fields of the run's shared memory."""
         c, t = self.config, self.topology
         widest = max(model.rnn_state_size for model in self.models)
         sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
@@ -186,10 +186,10 @@ class RunPlan:
         return [*fields, *self._of_algorithm()]
 
     def _of_algorithm(self) -> list[Field]:
-        """Return the memory that the algorithm declares for each policy; fields that several declare alike are shared.
+        """Return the memory that the algorithm declares for each policy; equal fields of several policies are shared.
 
         Raises:
-            ValueError: two policies declare a field of the same name in different ways.
+            ValueError: two policies declare a field of one name in different ways.
         """
         found: dict[str, Field] = {}
         for policy in range(self.topology.num_policies):

@@ -1,7 +1,7 @@
-"""Programs that train: worker processes must be able to find the caller's script, notebook or session.
+"""The program that trains, seen from worker processes: script, notebook or session.
 
-A worker imports the script that has started it, if that is a file. What stands in a notebook, in an interactive session
-or on stdin cannot be imported; an environment of there is sent by value (`envs/given.py`), all else is refused here.
+A worker imports the script that started the run. Workers cannot import a notebook, an interactive session or stdin. An
+environment defined there is sent by value (`envs/given.py`); other names defined there are refused here.
 """
 
 import ast
@@ -14,8 +14,8 @@ from types import FrameType
 
 import gymnasium
 
-from appo.algorithms.run.code import NAMED_IN_WORKERS
 from appo.algorithms.run.config import Config
+from appo.algorithms.run.directory.code import NAMED_IN_WORKERS
 from appo.envs import given
 from appo.utils.errors import UsageError
 
@@ -24,14 +24,14 @@ MAIN = "__main__"
 
 
 def check_program(config: Config, *, has_workers: bool) -> None:
-    """Refuse an environment or a script that the processes of a run could not get from the program that starts it.
+    """Refuse an environment or a script that worker processes cannot get from the calling program.
 
     Args:
         config: all flags.
-        has_workers: whether anything runs in a process of its own.
+        has_workers: whether the run has processes besides main.
 
     Raises:
-        UsageError: with what to do.
+        UsageError: with the cure.
     """
     own = given.is_given(config.env.env)
     if own and config.logging.eval_every_sec:
@@ -68,7 +68,7 @@ def _is_of_program(entry_point: object) -> bool:
 
 
 def given_again(config: Config) -> str:
-    """Return the line that says what a later start of a run has to be given, if no file keeps its environment."""
+    """Return the line about the `env` that later starts need, for an environment that no file keeps."""
     own, run = given.unnumbered(config.env.env.partition(":")[2]), config.run.experiment
     return (
         f"{run}: its environment is a class or function of this program, {own}, which no file keeps: to resume it give"
@@ -87,12 +87,12 @@ def script_of(name: str) -> Path | None:
 
 
 def refuse_imported_script(*, has_workers: bool) -> None:
-    """Refuse to train where a worker process would do so in its turn, as the script that it imports is not guarded.
+    """Refuse to train in a worker process that imports an unguarded script.
 
-    In main that is seen by where the script stands now: on a line of its own that is under no guard.
+    In main, the line of the script that is running shows whether a guard surrounds the call.
 
     Raises:
-        UsageError: with what to do.
+        UsageError: with the cure.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
@@ -110,7 +110,7 @@ def refuse_imported_script(*, has_workers: bool) -> None:
 
 
 def _line_of_script(frame: FrameType | None) -> int | None:
-    """Return the line at which the code of the main script stands outside of its functions; None: it does not."""
+    """Return the line that the main script executes outside of functions; None: the script is not running."""
     names = vars(sys.modules[MAIN])
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals is names:
@@ -120,7 +120,7 @@ def _line_of_script(frame: FrameType | None) -> int | None:
 
 
 def _is_guarded(text: str, line: int) -> bool:
-    """Return whether a line lies in a statement that asks for the name of the module first."""
+    """Return whether a line lies inside an `if` that tests `__name__`."""
     guards = (
         node
         for node in ast.walk(ast.parse(text))

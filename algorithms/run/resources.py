@@ -1,4 +1,4 @@
-"""Memory, descriptors and cores of a run, compared with those of the machine before any is taken."""
+"""Memory, descriptors and cores that a run needs, compared with the machine's before the run takes any."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ PIDS_OF_START = 12
 
 
 def free_bytes(limit_mb: int) -> int:
-    """Return the memory to plan with: most of what machine or cgroup has free, at most `limit_mb` unless 0."""
+    """Return the memory to plan with: most of the free memory of machine or cgroup, at most `limit_mb` unless 0."""
     free = int(MEMORY_SHARE * machine.available_memory_bytes())
     return min(free, limit_mb << 20) if limit_mb else free
 
@@ -34,7 +34,7 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
     """Reserve the shared memory of a run.
 
     Raises:
-        ResourceError: it is more than there is or than may be taken; the message says what needs how much.
+        ResourceError: memory is too small or limited; the message lists the needs.
     """
     free = free_bytes(limit_mb)
     if sum(field.nbytes for field in fields) > free:
@@ -48,7 +48,7 @@ def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
 
 
 def memory_plan(fields: Sequence[Field]) -> str:
-    """Return how much shared memory there is, and for what."""
+    """Return the amount of shared memory and its purposes."""
     parts = dict.fromkeys(("slots", "weights", "state", "replay"), 0)
     for field in fields:
         kind = field.name.split(".")[0]
@@ -58,14 +58,14 @@ def memory_plan(fields: Sequence[Field]) -> str:
 
 
 def check_machine(config: Config, sampling: Sampling) -> None:
-    """Refuse a run that this machine cannot hold whatever the environment and the network turn out to need.
+    """Refuse a run that this machine cannot hold, whatever environment and network need.
 
     Args:
         config: all flags.
-        sampling: what they mean as far as nothing is measured.
+        sampling: counts of workers without measurements.
 
     Raises:
-        UsageError: the network is none, see `models.config.check_size`.
+        UsageError: the network is too small or too large, see `models.config.check_size`.
         ResourceError: with the numbers.
     """
     check_size(config.model)
@@ -95,7 +95,7 @@ def check_machine(config: Config, sampling: Sampling) -> None:
 
 
 def check_descriptors(topology: Topology) -> None:
-    """Refuse a run for which too few files may be open, before any of its processes starts.
+    """Refuse a run that needs more open files than allowed, before any process starts.
 
     Raises:
         ResourceError: with the numbers.

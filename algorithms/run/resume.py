@@ -1,4 +1,4 @@
-"""A start goes on with the state and the measurements of earlier ones, or with the weights of another run."""
+"""A start resumes state and measurements of earlier starts, or begins with the weights of another run."""
 
 import gc
 import logging
@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from appo.algorithms.run.folder import Source, count_starts, find_source, journal, saved_flags, saved_measurement
+from appo.algorithms.run.directory.journal import count_starts, journal
+from appo.algorithms.run.folder import Source, find_source, saved_flags, saved_measurement
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
@@ -36,13 +37,13 @@ GROUPS = ("num_envs_per_worker", "worker_num_splits")  # which no group that is 
 SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
 
 COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROUPS, *SHAPES)
-"""Flags on which the measured costs depend."""
+"""Flags that the measured costs depend on."""
 
 
 def finished_before(config: Config) -> str | None:
-    """Return why nothing is left to do for these flags; None: there is.
+    """Return the reason if nothing is left to do for these flags, else None.
 
-    Seconds are those of one start: a run that has had them goes on when there are more. Speed is measured anew.
+    The limit of seconds is per start: a larger limit resumes a run. Sampling only, for its speed, always runs again.
     """
     folder, budget = config.run.folder, Budget.of(config.run, config.sampling, 1)
     if config.sampling.sampler_only:
@@ -64,7 +65,7 @@ def finished_before(config: Config) -> str | None:
 
 
 def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None:
-    """Return why the start that wrote this status leaves nothing to do for a budget; None: there is something."""
+    """Return the reason if, by the status of the last start, nothing is left to do for a budget, else None."""
     before, seconds = status.get("budget"), status.get("seconds")
     if status.get("state") != "finished" or not isinstance(before, dict) or not is_number(seconds):
         return None
@@ -76,13 +77,13 @@ def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None
 
 
 def changes(config: Config) -> list[str]:
-    """Return the differences from the flags of the start before, as `flag old -> new`; nothing for a new run."""
+    """Return the flags that differ from the last start's, as `flag old -> new`; empty for a new run."""
     before = saved_flags(config.run.run_directory)
     return changed_flags({name: value for name, value in before.items() if name not in LOCATION}, config.to_flat())
 
 
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
-    """Return the costs that an earlier start of the run has measured, on such a machine and for the same work."""
+    """Return the costs that an earlier start measured on an equal machine with equal work; None without such costs."""
     directory = config.run.run_directory
     measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
     same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
@@ -95,16 +96,16 @@ def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | No
 
 
 def seed_of_resumed(directory: Path, seed: int) -> int:
-    """Return the seed of a start that resumes: derived from that of the run, another one each time.
+    """Return the seed of a resumed start, derived from the run's seed and the number of starts.
 
-    With the same one, environments would play the same episodes again after each interruption.
+    With the run's seed, environments would repeat the same episodes after each interruption.
     """
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], count_starts(directory)))
     return int(seeds.generate_state(1, np.uint64)[0] >> 1)
 
 
 def seed_of_segment(seed: int, env_steps: int) -> int:
-    """Return the seed of a segment from a checkpoint at so many env steps: however many starts there were."""
+    """Return the seed of the segment that begins at a checkpoint, independent of the number of starts."""
     if not env_steps:
         return seed
     seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
@@ -118,12 +119,12 @@ def fill(
     seed: int,
     measured: Mapping[str, object] | None,
 ) -> list[dict[str, Any]]:
-    """Put the state that this start begins with into the blocks, and write its flags down, as it can begin.
+    """Fill the blocks with the state that this start begins with, then record the flags of the start.
 
-    An adaptive learning rate is part of the state; one that the flags change takes its place.
+    An adaptive learning rate is part of the state; a changed flag replaces the rate.
 
     Returns:
-        The plain state of the checkpoint of every policy; {} where there is none.
+        The plain state of every policy's checkpoint; {} without a checkpoint.
     """
     changed = changes(config)
     flags_changed = {change.partition(" ")[0] for change in changed}
@@ -137,14 +138,14 @@ def fill(
 
 
 def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> dict[str, Any]:
-    """Put the weights and statistics that `--init_from` names into the blocks that hold no state; all else is new.
+    """Fill blocks without a state with weights and statistics of `--init_from`; the rest of the state is new.
 
     Returns:
-        The plain state of the checkpoint, if `--init_whole` takes over all of it; {} otherwise.
+        The plain state of the checkpoint for `--init_whole`, else {}.
 
     Raises:
-        UsageError: there is no such checkpoint, or it is of another model.
-        CheckpointError: none of them can be used.
+        UsageError: the checkpoint does not exist, or belongs to a different model.
+        CheckpointError: no checkpoint is usable.
     """
     named = config.run.init_from
     new = [(block, model) for block, model in zip(blocks, models, strict=True) if not block.writes]
@@ -174,7 +175,7 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
 def _take_over(
     config: Config, source: Source, loaded: checkpoint_files.Loaded, block: StateBlock, model: ModelDescription
 ) -> dict[str, Any]:
-    """Put all of a checkpoint into the block, as a start of its own run would; return its plain state."""
+    """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
     try:
         state, _ = decode(loaded.files, model.table, model.layout)
     except UsageError as error:
@@ -190,7 +191,7 @@ def _take_over(
 
 
 def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
-    """Load the newest checkpoint of a policy, the best of its best ones, or the chosen one and no other."""
+    """Load the newest checkpoint of a policy, the best of kind `best`, or exactly the chosen one."""
     if source.env_steps is not None:
         loaded = checkpoint_files.load(source.checkpoints, check=decode, at_most=source.env_steps, limit=limit)
         if loaded is not None and loaded.found.damaged:
@@ -203,24 +204,21 @@ def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_fi
     return loaded
 
 
-# The segments of a run with --deterministic_resume: every checkpoint ends one, and the next begins like a later start.
-
-
 class ResumeSegments:
-    """Divides a run of one policy at fixed numbers of env steps.
+    """Divides a run of one policy at fixed numbers of env steps (`--deterministic_resume`), each with a checkpoint.
 
-    A segment begins with the learner's state alone, as a start does that resumes: memory is empty, workers and
-    environments are new, and the seeds of all of them follow from the run's and the env steps in the state. So it
-    makes no difference whether the state came from disk or from the segment before.
+    A segment begins like a resumed start, with the learner's state alone: memory is empty, workers and environments are
+    new, and all seeds follow from the run's seed and the env steps in the state. A state from disk and a state from the
+    segment before therefore give the same result.
 
     Args:
-        blueprint: of the run.
-        arena: its memory.
-        block: of its policy; holds the state to go on from, if there is one.
-        make_workers: those of a blueprint.
+        blueprint: plan of the run.
+        arena: shared memory of the run.
+        block: state block of the policy, with the state to resume, if any.
+        make_workers: makes the workers of a plan.
 
     Attributes:
-        end: env steps after which the present segment is over.
+        end: env steps at the end of the present segment.
     """
 
     def __init__(
@@ -232,21 +230,21 @@ class ResumeSegments:
 
     @classmethod
     def of(cls, blueprint: RunPlan, *parts: Any) -> Self | None:
-        """Divide the run of a blueprint if it resumes deterministically; the other arguments are the constructor's."""
+        """Divide the run of a plan if the flag asks for segments; `parts` are further arguments of the constructor."""
         return cls(blueprint, *parts) if blueprint.config.run.deterministic_resume else None
 
     def begin(self) -> Workers:
-        """Make the workers of the segment that goes on from the state in the block, not started yet."""
+        """Make the workers of the segment that resumes the state in the block, not started yet."""
         env_steps = env_steps_of(self._block.read())
         self.end = (env_steps // self._every + 1) * self._every
         seed = seed_of_segment(self._blueprint.seed, env_steps)
         return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
 
     def next(self) -> Workers:
-        """Make the workers of the next segment, when those of the last one have ended.
+        """Make the workers of the next segment, after the workers of the last one have ended.
 
         Raises:
-            NumericsError: the last one has no state to go on from.
+            NumericsError: the last segment left no state to resume.
         """
         state = self._block.read()
         if state is None or env_steps_of(state) < self.end:
@@ -258,5 +256,5 @@ class ResumeSegments:
 
 
 def env_steps_of(state: LearnerState | None) -> int:
-    """Return the env steps that a state has learned from, 0 before the first."""
+    """Return the env steps that a state has learned from; 0 without a state."""
     return 0 if state is None else int(state.meta["env_steps"])

@@ -1,4 +1,4 @@
-"""`appo runs` lists runs, how far they are and how well they play. It reads only, and needs no torch."""
+"""Summaries of runs, read from their files: progress, state and returns. Free of torch."""
 
 import contextlib
 import fcntl
@@ -24,16 +24,16 @@ SAMPLED_BYTES = 1 << 24  # of the reports of a run, where no best checkpoint say
 
 
 class RunSummary(NamedTuple):
-    """One run in the list; None stands for what is not known.
+    """One run in a list; unknown values are None.
 
     Attributes:
-        state: starting, training, finished, interrupted, failed; crashed: it ended without a word; damaged: what it
-            wrote cannot be read; unknown: it wrote nothing.
-        env_steps: learned from, by all policies together.
-        share: of the budget: of env steps, samples or seconds, whichever is used up first; None: no limit was set.
-        seconds_left: an estimate, of a run that trains.
-        best_return, last_return: mean over the last episodes, of the policy that is best at it.
-        active: time (seconds since 1970) at which it last wrote something.
+        state: starting, training, finished, interrupted, failed; crashed: ended without a final status; damaged:
+            unreadable files; unknown: no status.
+        env_steps: env steps that all policies together have learned from.
+        share: spent share of the budget of env steps, samples or seconds, the largest of the three; None: no limit.
+        seconds_left: estimated seconds to the end of a training run.
+        best_return, last_return: mean return over the last episodes, of the best policy.
+        active: time (seconds since 1970) of the last write.
     """
 
     name: str
@@ -50,13 +50,13 @@ class RunSummary(NamedTuple):
 
 
 def summaries(group: Path) -> list[RunSummary]:
-    """Return all runs of a folder, the one that was active last first. A damaged one hides no other."""
+    """Return all runs of a folder, the last active first. Damaged runs hide no others."""
     runs = [run for name in folders(group) if (run := summary(group / name)) is not None]
     return sorted(runs, key=lambda run: (-run.active, run.name))
 
 
 def summary(directory: Path) -> RunSummary | None:
-    """Summarize a run by the files in its directory; None if it is no run's."""
+    """Summarize a run by the files in its directory; None: not the directory of a run."""
     folder = RunFolder(directory)
     times = [_modified(path) for path in (folder.config, folder.status, folder.metrics)]
     if times[0] is None and times[1] is None:
@@ -86,7 +86,7 @@ def summary(directory: Path) -> RunSummary | None:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Return whether a process trains there. Asking takes a shared lock for an instant, of a run that seems alive."""
+    """Return whether a process trains there; takes a shared lock for an instant."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -101,7 +101,7 @@ def _is_locked(lock: Path) -> bool:
 
 
 def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the env steps of all policies together, the most that any file knows of."""
+    """Return the env steps of all policies together: the largest figure in any file."""
     totals = status.get("totals")
     known = [_number(totals.get("env_steps"))] if isinstance(totals, dict) else []
     steps = [number for record in last if (number := _number(record.get("env_steps"))) is not None]
@@ -110,7 +110,7 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
-    """Return the used-up share of the budget that the status knows, or else of the env steps that the flags allow."""
+    """Return the spent share of the budget in the status, else of the env steps in the flags."""
     policies = _number(config.get("num_policies")) or 1
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
     limits = {**budget, "env_steps": _number(budget.get("env_steps")) or config.get("train_for_env_steps")}
@@ -129,7 +129,7 @@ def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int 
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the mean return of every policy: the status has it, which is written more often, else the last report."""
+    """Return the mean return of every policy: from the status, which is written often, else from the last report."""
     means = status.get("return_mean")
     for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in last]):
         if known := [number for value in values if (number := _number(value)) is not None]:
@@ -138,7 +138,7 @@ def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) 
 
 
 def last_records(metrics: Path) -> list[dict[str, Any]]:
-    """Return the last record of every policy, found without reading the whole file."""
+    """Return the last record of every policy; reads only the end of the file."""
     last: dict[object, dict[str, Any]] = {}
     with contextlib.suppress(OSError), open_own(metrics) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -149,13 +149,13 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics; None for one that is torn, as the first of a tail is."""
+    """Return a line of metrics; None for a torn line, like the first one of a tail."""
     record = parse_record(line)
     return record if record is not None and isinstance(record.get("policy"), int) else None
 
 
 def _best_return(folder: RunFolder, last: float | None) -> float | None:
-    """Return the best mean return so far: of the best checkpoints, else of all reports; or else the last."""
+    """Return the best mean return so far: from best checkpoints, else from all reports, else the last one."""
     paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
     kept = [value for path in paths if (value := _kept_return(path)) is not None]
     best = max(kept or _reported_returns(folder.metrics), default=last)
@@ -163,13 +163,13 @@ def _best_return(folder: RunFolder, last: float | None) -> float | None:
 
 
 def _kept_return(path: Path) -> float | None:
-    """Return the mean return in a best checkpoint; None if it is the best by another metric."""
+    """Return the mean return in a best checkpoint; None if a different metric chose the checkpoint."""
     kept = (_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best")
     return _number(kept.get("value")) if isinstance(kept, dict) and kept.get("metric") == RETURN else None
 
 
 def _reported_returns(metrics: Path) -> Iterator[float]:
-    """Yield every mean return of a metrics log, sampled. Parsing its lines would take ten times as long."""
+    """Yield mean returns of a sampled metrics log. Parsing whole lines would take ten times as long."""
     key = f'"{RETURN}":'.encode()
     with contextlib.suppress(OSError), open_own(metrics) as file:
         for line in sampled_lines(file, SAMPLED_BYTES):
@@ -181,7 +181,7 @@ def _reported_returns(metrics: Path) -> Iterator[float]:
 
 
 def _mapping(path: Path, most_bytes: int) -> dict[str, Any] | None:
-    """Return the mapping in a JSON file; {} if there is no file, None if it is damaged or larger."""
+    """Return the mapping in a JSON file; {}: no file; None: damaged or too large."""
     if not os.path.lexists(path):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Training from a program of one's own: no command line, and the caller's process stays as it was."""
+"""Training from a Python program: no command line, and the caller's process is restored afterwards."""
 
 import contextlib
 import json
@@ -18,13 +18,14 @@ import threadpoolctl
 from appo.algorithms.run.algorithms import flag_table
 from appo.algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
 from appo.algorithms.run.main import Run
-from appo.algorithms.run.observers import CommandBeside, trust_words
+from appo.algorithms.run.observers import trust_words
 from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
 from appo.algorithms.runtime.callbacks import Callbacks
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import named, vector_of
 from appo.algorithms.runtime.messages import ReplaceWeights
 from appo.algorithms.runtime.processes import fork_server
+from appo.algorithms.runtime.processes.beside import answer_of
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.runner import Runner, Turns
 from appo.envs import given
@@ -38,19 +39,18 @@ from appo.utils.values import nearest, shown
 log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 60.0
-WAIT_SECONDS = 0.1  # for a command, while there is nothing else to do
 OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
-"""Environment variables that a run in this process sets."""
+"""Environment variables that a run sets in this process."""
 
 
 class Report(NamedTuple):
-    """The progress of a run.
+    """Progress of a run.
 
     Attributes:
-        seconds: of this start.
-        env_steps, samples: learned from, by all policies together.
-        episode_returns: mean over the last episodes, of every policy; None while it has ended none.
-        figures: of every policy, by the names of metrics.jsonl (reward/mean, train/policy_loss, ...).
+        seconds: time since the start.
+        env_steps, samples: totals that all policies together have learned from.
+        episode_returns: mean return over the last episodes of every policy; None before the first episode has ended.
+        figures: latest metrics of every policy, named as in metrics.jsonl (reward/mean, train/policy_loss, ...).
     """
 
     seconds: float
@@ -61,18 +61,18 @@ class Report(NamedTuple):
 
     @property
     def episode_return(self) -> float | None:
-        """Return the mean return of the best policy; None while no episode has ended."""
+        """Return the mean return of the best policy; None before the first episode has ended."""
         return max((value for value in self.episode_returns if value is not None), default=None)
 
 
 class Result(NamedTuple):
-    """The outcome of a start.
+    """Outcome of a start.
 
     Attributes:
-        reason: why it ended, as the log says it.
-        exit_code: of the command that does the same: 0, or 130 after `Training.stop`; 74 if `NotSaved` was raised.
-        directory: of the run.
-        report: the last one; its figures are empty if there was nothing left to do.
+        reason: reason of the end, as in the log.
+        exit_code: exit code of the equal command: 0, or 130 after `Training.stop`; 74 if `NotSaved` was raised.
+        directory: directory of the run.
+        report: last report; without figures if nothing was left to do.
     """
 
     reason: str
@@ -82,10 +82,10 @@ class Result(NamedTuple):
 
 
 def train(config: Config | Mapping[str, object] | None = None, /, **flags: Any) -> Result:
-    """Train until the budget of the flags is spent, and save; see `Training` for the arguments.
+    """Train until the budget of the flags is spent, and save; `Training` documents the arguments.
 
     Raises:
-        AppoError: as `Training`; what was learned until then is saved.
+        AppoError: as `Training`; progress until the error is saved.
         KeyboardInterrupt: Ctrl-C, after saving.
     """
     with Training(config, **flags) as run:
@@ -95,30 +95,30 @@ def train(config: Config | Mapping[str, object] | None = None, /, **flags: Any) 
 
 
 class Training:
-    """A run that is trained while somebody iterates over it.
+    """A run that trains while the caller iterates over reports.
 
         with Training(env="CartPole-v1", train_for_env_steps=100_000) as run:
             for report in run:
                 print(report.env_steps, report.episode_return)
 
-    Workers live in processes of their own and go on between two reports for as long as pipes take what they say. Those
-    processes import the caller's script, if it is a file: what it does must stand under `if __name__ == "__main__":`.
-    Leaving the block stops and saves. The same `experiment` again goes on with a run. `env` may be a class of
-    environments, or a function that makes one, wherever it is defined; a run of one that cannot be imported needs it
-    again to go on.
+    Workers run in processes of their own. Between two reports they continue until their pipes to the caller are full.
+    Worker processes import the caller's script, so the script must train under `if __name__ == "__main__":`. Leaving
+    the block stops the run and saves. The same `experiment` resumes the run. `env` may be a class of environments or a
+    function that makes an environment, defined anywhere; a run whose environment cannot be imported needs `env` again
+    to resume.
 
     Args:
-        config: flags by name, or by part and name as a configuration file may have them, or a whole `Config`.
-        report_seconds: time between two reports, at least.
-        report_env_steps: env steps between two reports, at least.
-        kind: of the run, for variants.
-        callbacks: names of classes, as the flag has them; or objects, which are told what happens in this process.
-        flags: the same as keywords; they overrule.
+        config: flags by name, flags by part and name as in a configuration file, or a `Config`.
+        report_seconds: minimum seconds between two reports.
+        report_env_steps: minimum env steps between two reports.
+        kind: class of the run, for variants.
+        callbacks: names of classes, as in the flag; or objects, which are called in this process.
+        flags: flags as keywords; keywords overrule `config`.
 
     Attributes:
-        config: all flags, resolved as on the command line; as soon as the environment is known, those included that its
-            kind of observation decides.
-        directory: of the run; if nobody has named it, its number may change when the block is entered.
+        config: all flags, resolved as on the command line. Flags that depend on the kind of observation are filled in
+            once the environment is known.
+        directory: directory of the run. The number of an unnamed run may change when the block is entered.
 
     Raises:
         UsageError: a name or value is wrong; one line, with the nearest name.
@@ -178,7 +178,7 @@ class Training:
                 pass
 
     def __iter__(self) -> Iterator[Report]:
-        """Train; yield a report every `report_seconds`, and the last one when the run has ended."""
+        """Train; yield a report every `report_seconds`, and a last one at the end of the run."""
         due, reported = time.monotonic() + self.report_seconds, 0
         while self._advance():
             now = time.monotonic()
@@ -195,7 +195,7 @@ class Training:
 
     @property
     def directory(self) -> Path:
-        """Return the folder of the run."""
+        """Return the directory of the run."""
         return self._run.directory
 
     @property
@@ -203,24 +203,24 @@ class Training:
         """Return the outcome of the run.
 
         Raises:
-            UsageError: it has not ended.
+            UsageError: the run has not ended.
         """
         if self._result is None:
             raise UsageError("the run has not ended: its result is there after the last report")
         return self._result
 
     def stop(self) -> None:
-        """End the run as if its budget were spent: the next step of the iteration stops the workers and saves."""
+        """End the run like a spent budget: the next step of the iteration stops the workers and saves."""
         if self._run.signals.request is None:
             self._stopped = True
             self._run.signals.request = Interrupted("stopped by the program")
 
     def save(self) -> None:
-        """Save all policies now, and return when that is on disk; training goes on meanwhile. The end saves by itself.
+        """Save all policies; return when the checkpoints are on disk. Training continues, and its end saves anyway.
 
         Raises:
-            UsageError: the run has not begun, or saves at its barriers only (--deterministic_resume).
-            ResourceError: it takes more than a minute, as on a full disk; the log says why.
+            UsageError: the run has not begun, or saves only at its barriers (--deterministic_resume).
+            ResourceError: saving took more than a minute, as on a full disk; the log has the reason.
         """
         if self._result is not None:
             return
@@ -236,10 +236,10 @@ class Training:
                 raise ResourceError(f"not saved within {SAVE_SECONDS:g} seconds")
 
     def weights(self, policy: int = 0) -> dict[str, Array]:
-        """Copy the weights and normalization of a policy, a second old at most; for `Policy.set_weights`.
+        """Copy weights and normalization of a policy, at most a second old; for `Policy.set_weights`.
 
         Raises:
-            UsageError: the run has not begun, or there is no such policy.
+            UsageError: the run has not begun, or the policy does not exist.
         """
         if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.blocks):
             raise UsageError(f"there are no weights of policy {policy}")
@@ -253,14 +253,14 @@ class Training:
 
     @property
     def share(self) -> float | None:
-        """Return the share of the budget that is used up; None where it has no end, or the run has not begun."""
+        """Return the spent share of the budget; None for an endless budget, or before the run begins."""
         return None if self._runner is None else self._runner.monitor.overview(time.monotonic()).share
 
     def report(self) -> Report:
-        """Report the progress of the run now.
+        """Return the progress of the run now.
 
         Raises:
-            UsageError: it has not begun.
+            UsageError: the run has not begun.
         """
         if self._runner is None:
             raise UsageError("the run has not begun: iterate over it")
@@ -275,14 +275,14 @@ class Training:
         )
 
     def set_weights(self, weights: Mapping[str, Any], policy: int = 0) -> None:
-        """Let the learner of a policy go on with these weights, as `weights` returns them; its optimizer stays.
+        """Continue training a policy with these weights, in the form that `weights` returns; the optimizer stays.
 
-        They are published and saved when this returns. What was acted with others before counts as too old. What
-        normalizes observations and returns follows the run's own statistics again from the next update on.
+        On return the weights are published and saved. Samples of older weights count as too old. Normalization of
+        observations and returns follows the run's own statistics again from the next update on.
 
         Raises:
-            UsageError: as `save`; or a name or shape is not this model's, or one is missing.
-            ResourceError: as `save`; or the learner ended before it took them over.
+            UsageError: as `save`; or a name or shape does not fit the model, or a name is missing.
+            ResourceError: as `save`; or the learner ended before it took the weights over.
         """
         if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.tables):
             raise UsageError(f"there is no policy {policy} whose weights can be set")
@@ -301,16 +301,16 @@ class Training:
             path.unlink(missing_ok=True)
 
     def evaluate(self, **flags: object) -> list[dict[str, Any]]:
-        """Play every policy as it is now, by `appo evaluate` in a process beside training, which goes on meanwhile.
+        """Play every policy in its present state, by `appo evaluate` in a process beside training, which continues.
 
         Args:
-            flags: of that command: episodes, seed, env_kwargs, flags, ...
+            flags: flags of the command: episodes, seed, env_kwargs, ...
 
         Returns:
-            What it appends to eval/results.jsonl: policy, mode, mean, low and high end of its interval, ...
+            The lines that the command appends to eval/results.jsonl: policy, mode, mean, ends of the interval, ...
 
         Raises:
-            UsageError: as `save`; or the command fails, with what it says.
+            UsageError: as `save`; or the command failed, with its message.
         """
         self.save()
         words = (f"--{name}={_word(value)}" for name, value in flags.items())
@@ -318,10 +318,10 @@ class Training:
         return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
     def export(self, path: str | Path, policy: int = 0) -> Path:
-        """Write a policy as it is now to an ONNX file, by `appo export` in a process beside training.
+        """Write a policy in its present state to an ONNX file, by `appo export` in a process beside training.
 
         Raises:
-            UsageError: as `save`; or the command fails, with what it says.
+            UsageError: as `save`; or the command failed, with its message.
         """
         self.save()
         file = Path(path).absolute()
@@ -329,13 +329,13 @@ class Training:
         return file
 
     def collect_metrics(self, workers: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-        """Return the counters of workers in this start, and shares of their time by phase, by process name.
+        """Return counters of this start and shares of time by phase, for each worker process.
 
         Args:
-            workers: names of some, such as actor_0; None: all that have reported.
+            workers: names of processes, such as actor_0; None: all processes that have reported.
 
         Raises:
-            UsageError: the run has not begun, or no such worker has reported.
+            UsageError: the run has not begun, or a named worker has not reported.
         """
         if self._runner is None:
             raise UsageError("the run has not begun: iterate over it")
@@ -352,17 +352,12 @@ class Training:
         return found if workers is None else {name: found[name] for name in workers}
 
     def _beside(self, *words: str) -> str:
-        """Run a command of ours while training goes on; return its output."""
         with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
-            command = CommandBeside((*words, *trust_words(self.config)), janitor)
-            with command:
-                while command.is_running(0.0 if self._turns else WAIT_SECONDS):
-                    self._advance()
-            return command.output()
+            return answer_of((*words, *trust_words(self.config)), janitor, self._advance)
 
     @property
     def _env_steps(self) -> int:
-        """Return the env steps learned from by all policies."""
+        """Return the env steps that all policies together have learned from."""
         return 0 if self._runner is None else sum(p.totals["env_steps"] for p in self._runner.monitor.policies)
 
     @property
@@ -370,7 +365,7 @@ class Training:
         return self._run.runner
 
     def _advance(self) -> bool:
-        """Take a turn; return False when there are no more."""
+        """Take a turn; return False after the last one."""
         if self._turns is None:
             return False
         try:
@@ -402,12 +397,11 @@ class Training:
 
 
 def _word(value: object) -> str:
-    """Return a value as a command line has it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
-    """Return the names among the callbacks, as the flag has them, and the objects."""
+    """Return the names among the callbacks, as in the flag, and the objects."""
     given: Any = callbacks
     told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     for one in told:
@@ -420,7 +414,7 @@ def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> 
 
 
 def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
-    """Convert the flags that the caller gives; the terminal is the caller's, so no panel is drawn unasked."""
+    """Convert the flags of the caller, whose terminal gets no panel unless a `Config` asks for one."""
     if isinstance(config, Config):
         left_out = config.undecided | ({"experiment"} if config.unnamed else frozenset())
         whole = {name: value for name, value in config.to_flat().items() if name not in left_out}
@@ -436,7 +430,7 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
 
 
 def _report_of(directory: Path) -> Report:
-    """Read the report of a run that does nothing now from its status."""
+    """Return the report of a run that is not training, read from its status."""
     status = RunFolder(directory).read_status()
     totals = status.get("totals", {})
     means = tuple(status.get("return_mean", ()))
@@ -445,7 +439,7 @@ def _report_of(directory: Path) -> Report:
 
 @contextlib.contextmanager
 def _restore_caller() -> Iterator[None]:
-    """Give threads, environment variables, limits and torch's random numbers back as they were."""
+    """Restore threads, environment variables, limits and torch's random numbers at the exit."""
     environ = {name: os.environ.get(name) for name in OURS}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     torch = sys.modules.get("torch")

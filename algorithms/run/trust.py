@@ -1,8 +1,8 @@
-"""The mark of trust: it tells the saved runs of this user from all others, of which nothing is run unasked.
+"""The mark of trust, which separates the saved runs of this user from foreign runs. Foreign code is never run unasked.
 
-Whatever in a run's config.json could run, read, write or send something is covered by a keyed hash beside it, written
-whenever a run starts. The key lies in the user's own configuration folder. A run without a valid mark is data: its
-weights can be played, with the environment and the network that the user's own installation provides.
+A keyed hash in config.json covers every flag that could run, read, write or send something. Each start of a run writes
+the hash. The key is in the user's configuration folder. A run without a valid mark is data: its weights can be played,
+with environment and network of the user's own installation.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ OF_STRANGERS = Limit(1 << 30, "--trust if you know where it comes from")
 MOST_SHOWN = 6  # things in the line that lists what a run would use
 
 LOOKED_AT = frozenset({"algo"})
-"""Flags that decide something wherever flags of a run are read."""
+"""Flags that have an effect wherever flags of a run are read."""
 ANSWERS = LOOKED_AT | {"encoder_custom"}
-"""Flags that a network needs which answers observations."""
+"""Flags of a network that answers observations."""
 PLAYED = ANSWERS | {"env", "env_kwargs"}
-"""Flags that an episode needs."""
+"""Flags of an episode."""
 TRAINED = None
 """All flags."""
 
@@ -48,14 +48,14 @@ OWN_PLACE = frozenset({"config", "experiment", "experiments_root", "train_dir", 
 
 
 class NoKey(Exception):
-    """There is no key, and none can be made; the text says why, in a few words."""
+    """The key is missing and cannot be made; the text has the reason."""
 
 
 def key_path() -> Path:
-    """Return where the key of this user lies.
+    """Return the path of this user's key.
 
     Raises:
-        NoKey: it is not known where the user's configuration is.
+        NoKey: the user has no configuration folder.
     """
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
@@ -69,7 +69,7 @@ def read_key() -> bytes:
     """Return the key of this user.
 
     Raises:
-        NoKey: there is none, or others could have read or made it.
+        NoKey: the key is missing, or other users could have read or made the file.
     """
     path = key_path()
     try:
@@ -89,10 +89,10 @@ def read_key() -> bytes:
 
 
 def make_key() -> bytes:
-    """Return the key of this user, which is made where there is none.
+    """Return the key of this user; make a missing one.
 
     Raises:
-        NoKey: it cannot be read or made.
+        NoKey: the key cannot be read or made.
     """
     path = key_path()
     if not os.path.lexists(path):
@@ -116,11 +116,11 @@ def make_key() -> bytes:
 
 
 def mark_of(flags: Mapping[str, object], key: bytes) -> str:
-    """Return the mark of the flags of a run: numbers, which can do nothing but count, are not covered.
+    """Return the mark of a run's flags. Numbers, which can do no harm, are not covered.
 
     Args:
-        flags: as config.json has them.
-        key: of the user.
+        flags: flags in the form of config.json.
+        key: key of the user.
     """
     covered = {name: value for name, value in flags.items() if name not in OWN_PLACE and _is_covered(name, value)}
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
@@ -135,10 +135,7 @@ def _is_covered(name: str, value: object) -> bool:
 
 
 def marked(flags: Mapping[str, object]) -> dict[str, object]:
-    """Return the flags of a run with their mark, as config.json has them; without one where there can be no key.
-
-    That is said in one line: the run will be as a stranger's to later commands.
-    """
+    """Return the flags of a run with their mark. Without a key, log a line: later commands treat the run as foreign."""
     try:
         return {**flags, MARK: mark_of(flags, make_key())}
     except NoKey as error:
@@ -147,7 +144,7 @@ def marked(flags: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_marked(content: Mapping[str, object]) -> bool:
-    """Return whether the mapping of a config.json was written or trusted by this user, and is unchanged since."""
+    """Return whether this user wrote or trusted the mapping of a config.json, which is unchanged since."""
     mark = content.get(MARK)
     if not isinstance(mark, str) or not mark.isascii():
         return False
@@ -159,12 +156,12 @@ def is_marked(content: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of the config.json of a run, with the verdict on it: the file may be replaced by now.
+    """One reading of a run's config.json with the verdict on its trust; the file may be replaced later.
 
     Attributes:
-        directory: of the run.
-        content: of the file, {} for none.
-        is_trusted: by --trust, or by the mark of this user on the content.
+        directory: directory of the run.
+        content: content of the file; {}: no file.
+        is_trusted: whether `--trust` is given, or the content has the mark of this user.
     """
 
     directory: Path
@@ -173,22 +170,22 @@ class Reading:
 
     @classmethod
     def of(cls, directory: Path, *, trust: bool = False) -> Self:
-        """Read what there is (UsageError: it is damaged)."""
+        """Read config.json (UsageError: damaged)."""
         content = RunFolder(directory).read_config()
         return cls(directory, content, trust or is_marked(content))
 
     @property
     def flags(self) -> dict[str, object]:
-        """Return the flags as stored, {} for none."""
+        """Return the flags as stored; {}: no file."""
         return {name: value for name, value in self.content.items() if name not in (MARK, MEASURED)}
 
     @property
     def limit(self) -> Limit | None:
-        """Return how large a checkpoint may be that is read before its model is known; None: any that fits."""
+        """Return the size limit of checkpoints whose model is unknown; None: no limit."""
         return None if self.is_trusted else OF_STRANGERS
 
     def refusal(self, needed: Collection[str] | None, given: Collection[str] = ()) -> str:
-        """Return the line that refuses to use the flags that are needed; empty: they may be used.
+        """Return the line that refuses the needed flags; empty: permitted.
 
         From now on no code is imported from below the folder of the run, whatever the answer.
         """
@@ -210,16 +207,16 @@ class Reading:
         remember: bool = False,
         closed: Collection[Path] = (),
     ) -> dict[str, object]:
-        """Return the flags, if those that are needed may be used.
+        """Return all flags, if the needed ones are permitted.
 
         Args:
-            needed: flags that are used, such as `PLAYED`; `TRAINED`: all.
-            given: flags that the user has given alike, which need no trust.
-            remember: write the mark where it is missing; without, a start of the run does.
-            closed: further folders from below which no code is imported from now on.
+            needed: names of used flags, such as `PLAYED`; `TRAINED`: all.
+            given: names of flags that the user gives too, which need no trust.
+            remember: whether to write a missing mark; a start of the run writes the mark anyway.
+            closed: further folders, from below which no code is imported from now on.
 
         Raises:
-            UsageError: the run needs to be trusted; one line lists all that would be used.
+            UsageError: the run needs trust; one line lists the flags that need trust.
         """
         keep_out_of(*closed)
         if refusal := self.refusal(needed, given):
@@ -243,9 +240,9 @@ def uses(
     """List, as flag=value, the flags of a run that could run, read, write or send something.
 
     Args:
-        content: of a config.json, whoever wrote it.
+        content: content of a config.json of any origin.
         needed: names of the flags that count; None: all.
-        given: names of the flags that do not.
+        given: names of flags that do not count.
     """
     algo = content.get("algo", DEFAULT)
     is_ours = isinstance(algo, str) and algo in ALGORITHMS

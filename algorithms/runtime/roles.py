@@ -1,6 +1,6 @@
 """The roles of a run's workers: a row each, with every fact that depends on the role alone.
 
-A further role of the runtime needs a row in `ROLES`, and a worker that `run/build_workers.py` makes. An algorithm
+A further role of the runtime needs a row in `ROLES`, and a worker that `run/workers/blueprint.py` makes. An algorithm
 registers the rows of its own roles by declaring workers, see `Algorithm.workers`.
 """
 

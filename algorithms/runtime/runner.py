@@ -1,9 +1,10 @@
-"""The main loop: listen to the workers, ask for checkpoints, stop when it is time, and leave nothing behind."""
+"""The main loop: handle reports of the workers, request checkpoints, and end the run in time and without leftovers."""
 
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.checkpointing import Checkpointing
@@ -17,13 +18,15 @@ from appo.utils.system.signal_watch import SignalWatch
 log = logging.getLogger(__name__)
 
 Turns = Generator[None, None, str]
-"""A run in steps, one after each look at the workers; it returns why it ended. Closed early, it saves nothing more."""
+"""A run in steps, one after each look at the workers; returns the reason of the end. Closed early, it saves nothing
+more.
+"""
 
 STOP_SECONDS = 4.0
 
 
 def run_to_end(turns: Turns) -> str:
-    """Take all turns of a run; return why it ended."""
+    """Take all turns of a run; return the reason of its end."""
     while True:
         try:
             next(turns)
@@ -35,7 +38,7 @@ class Population(Protocol):
     """The part of main that changes the policies of a run while they learn."""
 
     def handle(self, message: Message) -> None:
-        """Take in a report."""
+        """Handle a report."""
         ...
 
     def tick(self) -> Iterator[Message]:
@@ -43,46 +46,42 @@ class Population(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait until all its decisions are on disk."""
+        """Wait until all decisions are on disk."""
         ...
 
 
 class Segments(Protocol):
-    """Parts of a run, each of which begins as a start does that resumes from the checkpoint between them.
+    """Parts of a run. Each part starts like a run that resumes from the checkpoint between the parts.
 
     Attributes:
-        end: env steps after which the present one is over.
+        end: env steps at the end of the present segment.
     """
 
     end: int
 
     def next(self) -> Workers:
-        """Make the workers of the next segment, when the last ones have ended and their states are in the blocks."""
+        """Make the workers of the next segment. Workers of the last one have ended; the blocks hold their states."""
         ...
 
 
 class Runner:
-    """Runs to the end of the budget, a signal or a failure.
+    """The main loop of a run, one `turn` at a time. The exit stops the workers and saves.
 
     Args:
-        workers: all workers.
-        monitor: told every report.
-        checkpointing: told every report; asks for states.
-        budget: when to stop.
-        signals: entered by the caller.
-        status: written meanwhile.
-        segments: of the run, if it is divided into some.
+        workers: all workers, not started.
+        monitor: receiver of every report.
+        checkpointing: receiver of every report; requests states.
+        budget: limits of the run.
+        signals: signals of this process, entered by the caller.
+        status: writer of status.json.
+        segments: segments of the run; None: the run is not divided.
 
     Attributes:
-        population: of the policies, if they are several.
-        begun: whether all workers have been ready.
-        on_begin: called when they are, for the first time.
-        later: what is called once, after so many seconds of training each, in this order.
-        has_lost_files: whether what was written has gone away since this was asked last.
+        population: changes the policies while they learn; None for a single policy.
+        has_lost_files: returns whether files of the run disappeared after the last call.
     """
 
     population: Population | None = None
-    begun = False
     has_lost_files: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
@@ -97,30 +96,57 @@ class Runner:
     ) -> None:
         self.workers, self.monitor, self.checkpointing = workers, monitor, checkpointing
         self.budget, self.signals, self.status, self.segments = budget, signals, status, segments
-        self.on_begin: Callable[[], None] = lambda: None
-        self.later: list[tuple[float, Callable[[], None]]] = []
 
-    def turns(self) -> Turns:
-        """Run to the end; return why it ended. In any case, no process is left, and what was learned is saved.
+    def __enter__(self) -> Self:
+        return self
+
+    def turn(self) -> str | None:
+        """Look at the workers once; return the reason if the run is over.
 
         Raises:
-            Interrupted: a signal ended it, after saving; `NotSaved` if that was not possible.
-            DirectoryInUse: the folder was moved and another run has begun in its place; nothing more is saved.
+            Interrupted: a signal asks for the end.
+            DirectoryInUse: the folder was moved and another run has begun in its place.
             AppoError: a worker failed.
         """
-        at_once = False
+        monitor = self.monitor
+        self.signals.check()
+        for message in self.workers.poll(POLL_SECONDS):
+            self._handle(message)
+            self.checkpointing.handle(message)
+        now = time.monotonic()
+        if self.has_lost_files():
+            monitor.write_summaries(now)
+            self.checkpointing.lost()
+        monitor.tick(now)
+        self.status.tick(now)
+        for request in self.checkpointing.tick(now):
+            self.workers.send(request)
+        for order in self.population.tick() if self.population else ():
+            self.workers.send(order)
+        if reason := self.budget.spent(monitor.policies, monitor.collected, now - monitor.started):
+            return reason
+        if self.segments and all(policy.totals["env_steps"] >= self.segments.end for policy in monitor.policies):
+            self._begin_next_segment(self.segments)
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all processes. Save, except after StopNow, and after DirectoryInUse: another run has begun there.
+
+        Raises:
+            NotSaved: a signal ended the run, and the state cannot be saved.
+            AppoError: the state of a run that is over cannot be saved.
+        """
+        at_once = isinstance(error, StopNow)
         try:
-            try:
-                reason = yield from self._train()
-            except DirectoryInUse:
-                raise  # where it would save another run has begun
-            except Exception as error:
+            self.monitor.console.close()  # later lines stand below the panel
+            if error is None:
+                self._finish()
+            elif isinstance(error, Exception) and not isinstance(error, DirectoryInUse):
                 lost = self._save_what_can_be()
                 if lost and isinstance(error, Interrupted):
                     raise NotSaved(f"{error}, and what was learned last is not saved: {lost}") from None
-                raise
-            self._finish()
-            return reason
         except StopNow:
             at_once = True
             raise
@@ -131,7 +157,7 @@ class Runner:
                 self.population.close()
 
     def _save_what_can_be(self) -> str:
-        """Save after a failure, which a failure to save must not hide; return why it is not saved, or nothing."""
+        """Save after a failure; return the reason if saving fails too, else an empty text."""
         try:
             self._finish()
         except Exception as error:
@@ -139,45 +165,8 @@ class Runner:
             return str(error) or type(error).__name__
         return ""
 
-    def _train(self) -> Turns:
-        self.workers.start()
-        self.begun = True
-        self.on_begin()
-        self.monitor.started = time.monotonic()
-        try:
-            return (yield from self._until_it_is_over())
-        finally:
-            self.monitor.console.close()  # what is said from here on stands below it
-
-    def _until_it_is_over(self) -> Turns:
-        monitor = self.monitor
-        while True:
-            self.signals.check()
-            for message in self.workers.poll(POLL_SECONDS):
-                self._hear(message)
-                self.checkpointing.handle(message)
-            now = time.monotonic()
-            if self.has_lost_files():
-                self.monitor.write_summaries(now)
-                self.checkpointing.lost()
-            self.monitor.tick(now)
-            self.status.tick(now)
-            while self.later and now - monitor.started >= self.later[0][0]:
-                self.later.pop(0)[1]()
-            for request in self.checkpointing.tick(now):
-                self.workers.send(request)
-            for order in self.population.tick() if self.population else ():
-                self.workers.send(order)
-            if reason := self.budget.spent(monitor.policies, monitor.collected, now - monitor.started):
-                return reason
-            if self.segments and all(
-                policy.totals["env_steps"] >= self.segments.end for policy in self.monitor.policies
-            ):
-                self._begin_next_segment(self.segments)
-            yield
-
     def _begin_next_segment(self, segments: Segments) -> None:
-        """Save, and go on from there as a later start would."""
+        """Save, and continue like a start that resumes."""
         self._stop()
         self.monitor.write_summaries(time.monotonic())
         try:
@@ -187,20 +176,20 @@ class Runner:
         self.workers = segments.next()
         self.workers.start()
 
-    def _hear(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         self.monitor.handle(message)
         if self.population:
             self.population.handle(message)
 
     def _stop(self) -> None:
         for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
-            self._hear(message)
+            self._handle(message)
         self.workers.close()
 
     def _finish(self) -> None:
-        """Stop the workers, take their last reports and save.
+        """Stop the workers, handle their last reports and save.
 
-        Of a run in segments only a state at the end of one is to be gone on from, and that at the end of the budget.
+        A run in segments resumes only from the end of a segment, or from the end of its budget.
         """
         whole = self.segments is None or self.budget.reached(self.monitor.policies) is not None
         self._stop()

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+from appo.algorithms.ops.intervals import student_interval
 from appo.algorithms.run.algorithms import DEFAULT, flag_table
 from appo.algorithms.run.folder import find_runs, saved_flags
-from appo.algorithms.run.observers import Difference
 from appo.algorithms.run.summary import summary
 from appo.algorithms.run.trust import LOOKED_AT, Reading
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve, value_at
@@ -172,7 +171,7 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
     settings = []
     for group in pooled.values():
         returns = [run.last_return for run in group if run.last_return is not None]
-        mean, margin = interval(returns) if returns else (None, None)
+        mean, margin = student_interval(returns) if returns else (None, None)
         margin = margin if len(returns) > 1 else None
         settings.append(Setting({n: group[0].flags.get(n) for n in names}, len(group), returns, mean, margin))
     return sorted(settings, key=lambda one: -math.inf if one.mean is None else one.mean, reverse=True)
@@ -188,22 +187,6 @@ def sweep_table(runs: Sequence[Run], *, whole: bool = False) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     title = "runs that differ in their seed only as one, by the mean of their last returns with its 95 % interval"
     return [title, *("  ".join(map(str.rjust, row, widths)) for row in rows)]
-
-
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Of Student's t, two-sided, for 95 % with 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-
-
-def interval(means: Sequence[float]) -> Difference:
-    """Return the mean over seeds and the half width of its 95 % interval; nan with a single seed.
-
-    >>> interval([1.0, 3.0])
-    Difference(mean=2.0, margin=12.706)
-    """
-    if len(means) < 2:
-        return Difference(means[0], math.nan)
-    quantile = QUANTILES[min(len(means) - 1, len(QUANTILES)) - 1]
-    return Difference(fmean(means), quantile * stdev(means) / math.sqrt(len(means)))
 
 
 def _throughput(curve: Sequence[Point]) -> float | None:

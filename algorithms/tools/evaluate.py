@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
+from appo.algorithms.ops.intervals import bootstrap_interval
 from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
@@ -19,7 +20,8 @@ from appo.algorithms.playing.player import Acts, Player, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.folder import find_runs, refuse_links
+from appo.algorithms.run.directory.taking import refuse_links
+from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.summary import LIVING_STATES
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.plain_state import read_plain
@@ -45,10 +47,6 @@ MODES = {"sampled": False, "most_probable": True}
 
 MOST_SUMMARY_BYTES = 16 << 20
 """Of TensorBoard's files of a policy's evaluations; of larger ones about every second old point is left out."""
-
-CONFIDENCE_PERCENT = 95
-
-RESAMPLES = 2000
 
 MOST_OF_THE_CORES = 0.015
 """What evaluations may take of all cores' time on average, so that training hardly feels them."""
@@ -229,7 +227,7 @@ class Evaluator:
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
         mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (float("nan"),) * 2
         seconds = time.monotonic() - begin
-        return Evaluation(policy, env_steps, mode, len(returns), mean, std, *interval(returns), seconds)
+        return Evaluation(policy, env_steps, mode, len(returns), mean, std, *bootstrap_interval(returns), seconds)
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         """Write TensorBoard's curves."""
@@ -275,19 +273,6 @@ class Evaluator:
         if self._envs is not None:
             self._envs.close()
         self._envs = None
-
-
-def interval(returns: list[float]) -> tuple[float, float]:
-    """Return a confidence interval of the mean, by resampling; it is the same for the same returns.
-
-    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; percentiles.
-    """
-    if not returns:
-        return float("nan"), float("nan")
-    picks = np.random.default_rng(0).integers(len(returns), size=(RESAMPLES, len(returns)))
-    tail = (100 - CONFIDENCE_PERCENT) / 2
-    low, high = np.percentile(np.asarray(returns)[picks].mean(axis=1), (tail, 100 - tail))
-    return float(low), float(high)
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import statistics
@@ -10,11 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from appo.algorithms.ops.intervals import CONFIDENCE_PERCENT, bootstrap_interval, wilson_interval
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.episodes import Episode
 from appo.algorithms.playing.player import Acts, Player, load_player, play
@@ -23,7 +22,6 @@ from appo.algorithms.population.matchmaking import sides_of
 from appo.algorithms.run.config import ACTION_FLAGS
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.tools.evaluate import CONFIDENCE_PERCENT, interval
 from appo.algorithms.tools.flags import MatchConfig
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionUnits
@@ -261,20 +259,10 @@ def score_of(differences: Sequence[float]) -> Score:
         raise UsageError("in no episode agents of both sides took part")
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     draws = len(differences) - wins - losses
-    mean = Mean(statistics.fmean(differences), *interval(list(differences)))
-    return Score(mean, wilson(wins + draws / 2, len(differences)), wins, draws, losses)
-
-
-def wilson(successes: float, trials: int) -> Mean:
-    """Return a share with its interval, which stays right where all trials end alike; wide if some count half.
-
-    Source: Wilson 1927, JASA 22.
-    """
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE_PERCENT / 200)
-    share, prior = successes / trials, z * z / trials
-    center = (share + prior / 2) / (1 + prior)
-    half = z * math.sqrt((share * (1 - share) + prior / 4) / trials) / (1 + prior)
-    return Mean(share, max(0.0, center - half), min(1.0, center + half))
+    mean = Mean(statistics.fmean(differences), *bootstrap_interval(differences))
+    points = wins + draws / 2
+    win_rate = Mean(points / len(differences), *wilson_interval(points, len(differences)))
+    return Score(mean, win_rate, wins, draws, losses)
 
 
 def _summary(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:

@@ -37,7 +37,8 @@ MODULES = (
     "appo.algorithms.tools.lineage",
     "appo.algorithms.tools.compare", "appo.algorithms.tools.report.report",
     "appo.algorithms.tools.top", "appo.algorithms.tools.runs", "appo.algorithms.tools.replay_incident",
-    "appo.algorithms.run.build_learner", "appo.algorithms.run.tuning.network", "appo.algorithms.runtime.monitor.panel",
+    "appo.algorithms.run.workers.networks", "appo.algorithms.run.tuning.network",
+    "appo.algorithms.runtime.monitor.panel",
     "appo.envs.make", "rich.console", "yaml",
 )  # fmt: skip
 PINNED = (

@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load
 
 from appo.algorithms.run import main, observers
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat

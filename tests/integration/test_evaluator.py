@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from appo.algorithms import cli
@@ -18,7 +17,7 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluation_words
 from appo.algorithms.tools import evaluate
-from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, interval, read_best
+from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
 from appo.algorithms.tools.flags import EvaluateConfig
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
@@ -195,15 +194,6 @@ def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: 
     }.items():
         with pytest.raises(UsageError, match=re.escape(message)):
             cli.run("evaluate", [str(run), "--flags", words])
-
-
-def test_intervals() -> None:
-    assert interval([3.0, 3.0, 3.0]) == (3.0, 3.0)
-    returns = np.random.default_rng(1).normal(10.0, 2.0, 400).tolist()
-    low, high = interval(returns)
-    assert (low, high) == pytest.approx((np.mean(returns) - 0.196, np.mean(returns) + 0.196), abs=0.03)
-    assert interval(returns) == (low, high)
-    assert np.isnan(interval([])).all()
 
 
 def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:

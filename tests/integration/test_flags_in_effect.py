@@ -16,7 +16,8 @@ from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.run import main
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
 from appo.algorithms.run.config import Config, parse_train_flags, resolve
-from appo.algorithms.run.defaults import completed, features_of, without_effect
+from appo.algorithms.run.defaults import completed
+from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
 from appo.envs.spaces import Space, spec_of
 from tests.integration.runs import ROOT
@@ -31,7 +32,7 @@ LENGTHS: Mapping[str, tuple[str, ...]] = {
     "BC": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
     "MARWIL": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
 }
-OF_PROCESSES = ("parts/optimizer.py", "parts/rmsprop.py", "a3c/learner.py", "a3c/config.py", "run/build_learner.py")
+OF_PROCESSES = ("parts/optimizer.py", "parts/rmsprop.py", "a3c/learner.py", "a3c/config.py", "run/workers/networks.py")
 """Where A3C, which is never one process, reads its flags."""
 
 ELSEWHERE = {

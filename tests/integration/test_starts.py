@@ -14,7 +14,7 @@ import pytest
 
 from appo import Training, train
 from appo.algorithms.run import main
-from appo.algorithms.run.folder import lock_run_folder
+from appo.algorithms.run.directory.taking import lock_run_folder
 from appo.utils.errors import AppoError, DirectoryInUse, ResourceError
 from appo.utils.lock import RunLock
 from tests.integration.runs import ROOT, SMALL, run_command

@@ -43,7 +43,7 @@ TORCH = (
     "appo.algorithms.offline.learner",
     "appo.algorithms.datasets.mix",
     "appo.algorithms.population.member",
-    "appo.algorithms.run.build_learner",
+    "appo.algorithms.run.workers.networks",
     "appo.algorithms.run.tuning.network",
     "appo.algorithms.playing",
     "appo.algorithms.tools.export",
@@ -121,8 +121,8 @@ def test_wall_clock_times_are_only_labels() -> None:
     assert used == {
         "appo.algorithms.tools.runs",  # how long ago a run's status was written
         "appo.algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
-        "appo.algorithms.run.code",  # of a start, as in the journal
-        "appo.algorithms.run.folder",  # the journal of starts
+        "appo.algorithms.run.directory.code",  # of a start, as in the journal
+        "appo.algorithms.run.directory.journal",
         "appo.algorithms.tools.top",  # the same
         "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same

@@ -1,7 +1,6 @@
 """Benchmarks that train on several seeds; the scores of presets and the page that is made of them."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,8 +231,3 @@ class TestOfflineReturns:
         acted = "random -200.0, medium 50.0, expert 250.0"
         assert f"| LunarLander-v3 | APEX + CQL | {acted} | most probable | 99.0 | **99.0** |" in text
         assert "| LunarLander-v3 | MARWIL | medium 50.0 | sampled | 80.0, 90.0, 100.0 |" in text
-
-    def test_an_interval_is_that_of_student(self) -> None:
-        found = offline_returns.interval([1.0, 2.0, 3.0, 4.0, 5.0])
-        assert found.mean == 3.0
-        assert found.margin == pytest.approx(2.776 * math.sqrt(2.5 / 5))

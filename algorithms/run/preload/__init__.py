@@ -1,8 +1,8 @@
-"""Modules that the fork server of a run loads, for its children to share."""
+"""Modules that the fork server of a run loads for its children."""
 
 FIRST, LAST = f"{__name__}.first", f"{__name__}.last"
 NETWORK = (
-    "appo.algorithms.run.build_learner",
+    "appo.algorithms.run.workers.networks",
     # The algorithms import these only when they make something: each child would load them once more, for itself.
     "appo.algorithms.models.build",
     "appo.algorithms.parts.columns",
@@ -20,5 +20,5 @@ NETWORK = (
 
 
 def preloaded(*, with_torch: bool) -> tuple[str, ...]:
-    """Return the modules in the order in which they are loaded."""
+    """Return the modules in the order of loading."""
     return (FIRST, *(NETWORK if with_torch else ()), LAST)

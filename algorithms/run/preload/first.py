@@ -1,8 +1,8 @@
-"""Preloaded by a run's fork server first.
+"""First module that a run's fork server loads.
 
-The server dies with main, and its children die with the server; they repeat `die_with_parent` for themselves, because
-the signal is not inherited. It takes in what actors leave behind, see `strays`.
-What all children need is imported here once, so that a child starts in milliseconds.
+The server dies with main, and its children die with the server. Children call `die_with_parent` again, because the
+signal is not inherited. The server adopts orphans of actors, see `strays`. The imports below are shared by all
+children, so a child starts in milliseconds.
 """
 
 import os
@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 import gymnasium  # noqa: E402, F401 - imported for the children
 import psutil  # noqa: E402, F401 - imported for the children
 
-from appo.algorithms.run import build_workers  # noqa: E402, F401 - what a child unpickles first
+from appo.algorithms.run.workers import blueprint  # noqa: E402, F401 - what a child unpickles first
 from appo.algorithms.runtime.processes import fork_server  # noqa: E402
 
 fork_server.restore_environment()

@@ -1,4 +1,4 @@
-"""Preloaded by a run's fork server last, when all that its children share is there."""
+"""Last module that a run's fork server loads."""
 
 import gc
 

@@ -1,7 +1,7 @@
-"""The choice of the sampling flags with which training is fastest, by a model of what a sample costs.
+"""The choice of the fastest sampling flags, by a model of the cost of a sample.
 
-Pure arithmetic on measured costs; `algorithms/run/README.md` has the formulas. Nothing here changes the result of a
-given batch, only how fast batches come.
+Pure arithmetic on measured costs; `algorithms/run/README.md` has the formulas. The choice changes the rate of batches,
+never the result of training on a given batch.
 """
 
 import math
@@ -45,7 +45,7 @@ SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
 Curve = tuple[tuple[int, float], ...]
 """Seconds by a count, in rising order."""
 NOTHING: Curve = ((1, 0.0),)
-"""The cost of what a run does not do: one without actors neither steps environments nor acts."""
+"""Cost of work that a run does not do: runs without actors neither step environments nor act."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Costs:
     """Measured costs, in seconds of one core.
 
     Attributes:
-        env: a step of a group, the work of its actor included, by environments in the group.
-        act: a forward pass with sampling, by rows.
-        learn: training on one sample in all epochs, copying included, by threads.
+        env: seconds of a group's step with the actor's work, by environments in the group.
+        act: seconds of a forward pass with sampling, by rows.
+        learn: seconds of training on one sample in all epochs, with copying, by threads.
         env_bytes: memory of one environment.
     """
 
@@ -66,10 +66,10 @@ class Costs:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Make costs of their `plain` form, or of what JSON has made of that.
+        """Make costs of their `plain` form, before or after JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the form is wrong.
         """
         curves = {name: tuple((int(n), float(s)) for n, s in plain[name]) for name in ("env", "act", "learn")}
         if not all(curves.values()):
@@ -83,11 +83,11 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of sampling flags and the speed that it promises.
+    """A choice of sampling flags with the predicted speed.
 
     Attributes:
         sampling: the flags.
-        samples_per_second: as predicted.
+        samples_per_second: predicted samples per second.
     """
 
     sampling: Sampling
@@ -132,10 +132,10 @@ def rising(points: Iterable[tuple[int, float]]) -> Curve:
 
 
 def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int) -> float:
-    """Predict the samples per second of a plan of processes.
+    """Predict the samples per second of a plan.
 
-    The slowest part decides: the actors, the policy workers, the learners, the time from an observation to its action,
-    or all of them together on the cores there are.
+    The slowest part decides: actors, policy workers, learners, the time from an observation to its action, or all parts
+    together on the available cores.
     """
     policies, rollout = config.sampling.num_policies, int(config.learning.rollout)
     if not plan.num_workers:
@@ -169,38 +169,8 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     return min(learner, *limits, cores / total)
 
 
-def corrected(costs: Costs, plan: Sampling, config: Config, num_agents: int, cpu_us: Mapping[str, float]) -> Costs:
-    """Scale the costs to those of training by a plan: CPU time, which other programs hardly make longer.
-
-    Args:
-        costs: as measured.
-        plan: that the run follows.
-        config: of the run.
-        num_agents: rows of one environment.
-        cpu_us: phase -> microseconds of CPU time per sample, of all processes.
-    """
-    if not plan.num_workers:
-        return costs
-    envs = plan.num_envs_per_worker // plan.num_splits
-    rows = envs * num_agents
-    batch = rows if plan.placement == "local" else max(rows, rows * plan.num_workers * plan.num_splits // 2)
-
-    def scaled(curve: Curve, expected: float, *phases: str) -> Curve:
-        needed = sum(cpu_us.get(phase, 0.0) for phase in phases) * 1e-6
-        ratio = needed / expected if needed > 0 and expected > 0 else 1.0
-        return tuple((count, seconds * ratio) for count, seconds in curve)
-
-    learn = with_threads(costs.learn, plan.learner_threads) * plan.learner_threads
-    return replace(
-        costs,
-        env=scaled(costs.env, at(costs.env, envs) / rows, "env", "reset", "framework"),
-        act=scaled(costs.act, at(costs.act, batch) / batch, "inference"),
-        learn=scaled(costs.learn, learn / max(1, config.sampling.num_policies), "training", "copying"),
-    )
-
-
 def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
-    """Return the seconds that actors lose per sample to the learner's threads, if these share cores with them."""
+    """Return the seconds per sample that actors lose to learner threads on the same cores."""
     crowding = (plan.num_workers + plan.learner_threads) / cores - 1
     return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
 
@@ -208,15 +178,15 @@ def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
 def choose(
     costs: Costs, config: Config, num_agents: int, cores: int, memory: Callable[[Sampling], int], free_bytes: int
 ) -> Plan:
-    """Choose the simplest of the fastest plans that the flags allow and the memory holds.
+    """Choose the simplest of the fastest plans that flags and memory allow.
 
     Args:
-        costs: as measured.
-        config: flags that are given stay as they are.
+        costs: measured costs.
+        config: all flags; given flags stay.
         num_agents: rows of one environment.
-        cores: how many there are.
-        memory: bytes of shared memory that a plan needs.
-        free_bytes: that all processes may take.
+        cores: number of cores.
+        memory: returns the bytes of shared memory that a plan needs.
+        free_bytes: bytes that all processes together may take.
     """
     if not config.algorithm.needs_actors:
         return _choose_threads(costs, config, cores)
@@ -233,7 +203,7 @@ def choose(
 
 
 def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
-    """Choose the fewest threads that train about as fast as any number: all that there is to choose without actors."""
+    """Choose the fewest threads that train about as fast as any number: the only choice without actors."""
     rule = plan_workers(config, cores, "local")
     counts = _counts(config.sampling.learner_main_loop_num_cores, _cores_of_learner(config, cores))
     plans = [replace(rule, learner_threads=threads) for threads in counts]
@@ -243,33 +213,32 @@ def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
 
 
 def _cores_of_learner(config: Config, cores: int) -> int:
-    """Return the cores of each learner where nothing else runs."""
     return max(1, cores // config.sampling.num_policies)
 
 
 def _margin(macro_batches: float) -> float:
-    """Return how much faster more environments have to be than one macro batch of them, by their ratio."""
+    """Return the required gain in speed of more environments than one macro batch, by their ratio."""
     return MARGIN_OF_MORE * max(1.0, math.log2(macro_batches)) if macro_batches > 1 else 0.0
 
 
 def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
-    """Return the plans with no more environments than `most_envs`, or with the fewest there are."""
+    """Return the plans with at most `most_envs` environments, or with the fewest of all."""
     distinct = list(dict.fromkeys(plans))
     most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
     return [plan for plan in distinct if _envs(plan) <= most]
 
 
 def _in_time(plans: list[Sampling], costs: Costs, config: Config) -> list[Sampling]:
-    """Return the plans in which no step takes so long that it would count as hanging, or those with the shortest."""
+    """Return the plans whose steps are too short to count as hanging, or the plans with the shortest steps."""
     steps = {plan: plan.num_splits * at(costs.env, plan.num_envs_per_worker // plan.num_splits) for plan in plans}
     longest = max(SHARE_OF_TIMEOUT * config.sampling.step_timeout_seconds, min(steps.values()))
     return [plan for plan in plans if steps[plan] <= longest]
 
 
 def is_open(config: Config, device: str, cores: int) -> bool:
-    """Return whether there is something to tune: a placement of processes, and flags that do not say all about it.
+    """Return whether tuning has a choice: a placement with processes, and flags that leave something open.
 
-    Not where a run has to repeat itself: what is measured differs a little every time.
+    Runs that must repeat themselves are never tuned, because measurements vary.
     """
     sampling = config.sampling
     if config.algorithm.whole_rollouts:  # an actor per core, which differentiates too: nothing is left to choose
@@ -282,7 +251,7 @@ def is_open(config: Config, device: str, cores: int) -> bool:
 
 
 def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
-    """Return costs and choice in one line: the cost of one environment, of acting and of learning of one sample."""
+    """Return costs and choice in one line: seconds of an environment's step, of acting and of learning per sample."""
     sampling, predicted = plan.sampling, f"predicted {_count(plan.samples_per_second)} samples/s"
     learn = with_threads(costs.learn, sampling.learner_threads)
     if not sampling.num_workers:
@@ -312,7 +281,6 @@ def _microseconds(seconds: float) -> str:
 
 
 def _count(number: float) -> str:
-    """Shorten a number: 870, 2.4k, 1.2M."""
     for limit, letter in ((1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{letter}"
@@ -320,10 +288,10 @@ def _count(number: float) -> str:
 
 
 def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Sampling]:
-    """Yield every plan worth a thought; flags that are given hold in all of them.
+    """Yield every reasonable plan; given flags hold in all plans.
 
-    The agents of all environments together fill about one macro batch with one trajectory each: many more would make
-    what is trained on older, and first updates late.
+    The agents of all environments together fill about one macro batch with one trajectory each. Many more would make
+    samples older and first updates late.
     """
     s = config.sampling
     placements: tuple[Placement, ...] = ("local", "central")  # `serial` has nothing that could be started again
@@ -342,17 +310,17 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
 
 
 def thread_limit(cores: int) -> int:
-    """Return the most learner threads that can pay: half of the cores, as actors need the others, or both of two."""
+    """Return the most learner threads that can pay: half of the cores, as actors need the rest, or both of two."""
     return max(min(2, cores), cores // 2)
 
 
 def usual_ratio(threads: int) -> float:
-    """Return the seconds of training by that many threads in those by one, where that was not measured."""
+    """Return the unmeasured ratio of training seconds with that many threads to seconds with one."""
     return float(threads**-THREADS_EXPONENT)
 
 
 def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
-    """Return how many threads to time in training; 0 where they would not pay even if nothing were lost."""
+    """Return the number of threads to time in training; 0 if even ideal threads would not pay."""
     if not config.algorithm.needs_actors:
         return limit if (limit := _cores_of_learner(config, cores)) > 1 else 0
     limit, seconds = thread_limit(cores), at(costs.learn, 1)
@@ -366,7 +334,7 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
 
 
 def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
-    """Return a plan of the rules with that share of its environments, unless their number is given."""
+    """Return a plan of the rules with a share of its environments, unless their number is given."""
     if given.num_envs_per_worker:
         return plan
     envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
@@ -374,7 +342,7 @@ def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
 
 
 def _counts(given: int, limit: int) -> list[int]:
-    """Return the given count alone, or else powers of two up to the limit, the limit and one less."""
+    """Return the given count alone, or else powers of two up to the limit, the limit and the limit minus one."""
     if given:
         return [given]
     powers = {1 << i for i in range(limit.bit_length())}
@@ -392,6 +360,6 @@ def _private_bytes(plan: Sampling, env_bytes: int, config: Config) -> int:
 
 
 def _complexity(plan: Sampling, columns: float) -> tuple[float, ...]:
-    """Order simpler plans first: as many environments as fill a batch, few processes, few groups, few threads."""
+    """Order simpler plans first: few environments beyond one batch, few processes, groups and threads."""
     away = abs(math.log(_envs(plan) / columns))
     return plan.placement == "central", away, plan.num_workers, plan.num_splits, plan.learner_threads

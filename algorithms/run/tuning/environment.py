@@ -1,4 +1,4 @@
-"""The cost of a step of the environment, measured with a real actor with one group that nobody learns from."""
+"""The cost of an environment's step, measured with a real actor with one group and no learner."""
 
 import math
 import time
@@ -34,18 +34,18 @@ IMPORTED_BYTES = 128 << 20  # of what a first environment takes: its packages, w
 
 
 class Making(NamedTuple):
-    """The time it took to make the first environment, and the memory before."""
+    """Seconds of making the first environment, and bytes of memory before."""
 
     seconds: float
     bytes_before: int
 
 
 class GroupTimer:
-    """An actor with one group, told random actions.
+    """An actor with one group that takes random actions.
 
     Args:
-        config: of the run.
-        envs: of the group; they are reset here.
+        config: configuration of the run.
+        envs: environments of the group, reset here.
     """
 
     def __init__(self, config: Config, envs: GroupEnv) -> None:
@@ -107,16 +107,16 @@ class GroupTimer:
 
 
 def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[tuple[Curve, int]]:
-    """Yield the seconds of a step by the number of environments in the group, and the bytes that one of them takes.
+    """Yield the seconds of a step by environments in the group, and the bytes of one environment.
 
-    Once by what one environment shows; and again if a larger group is quick to try, as what a step costs whatever the
-    group's size shows only there.
+    The first result is for one environment. A second one follows if a larger group is quick to try: only a larger group
+    shows the costs that do not depend on its size.
 
     Args:
-        config: of the run; a number of environments that is given is not exceeded.
-        envs: a group of one environment, or of as many as a vector makes, not stepped yet.
-        making: what it took to make it.
-        made: takes what is to be closed.
+        config: configuration of the run; a given number of environments is the limit.
+        envs: group of one environment, or of a vector's environments, not stepped yet.
+        making: costs of making the group.
+        made: stack that closes further groups.
     """
     begin = time.perf_counter()
     one = GroupTimer(config, envs)

@@ -1,7 +1,7 @@
-"""Processes that try the environment and the model before memory is reserved; torch-free, so that main can use it.
+"""Processes that try environment and model before memory is reserved. Free of torch, for main.
 
-An environment that hangs or crashes at once, or leaves things behind, does so there and harms nothing. While one
-process steps it, another one times the network, so both compete for the machine as they will in training.
+An environment that hangs, crashes or leaves files behind harms only its process. While one process steps the
+environment, another one times the network: both compete for the machine, as in training.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 BUDGET_SECONDS = 2.0
 
 COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
-"""That making a second environment may take, or so many times as long as all about the first one."""
+"""Limit for making a second environment: seconds, or a multiple of the time of the first one."""
 
 BUSY_SHARE = 0.15
-"""Of the cores' time, taken by others: a third of a core where there are two."""
+"""Share of the cores' time taken by other programs; a third of a core on two cores."""
 
 SLOW: Curve = ((1, BUDGET_SECONDS),)
 
@@ -48,14 +48,14 @@ Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 
 
 class Measurement(NamedTuple):
-    """The results of trying environment and model, and how long main waited for them.
+    """Results of trying environment and model.
 
     Attributes:
-        probe: what environment and model are like.
-        costs: what was measured, if anything was.
-        seconds: that main waited for it.
-        guessed: whether the environment was not measured, so that the costs are no more than a guess.
-        alone: whether several environments in one process fail, and no flag says that there have to be.
+        probe: description of environment and model.
+        costs: measured costs; None: not measured.
+        seconds: seconds that main waited.
+        guessed: whether the environment was not measured, and the costs are a guess.
+        alone: whether several environments in one process failed, and no flag asks for several.
         others: share of the cores' time that other programs took meanwhile.
     """
 
@@ -76,24 +76,24 @@ class Measurement(NamedTuple):
 
     @property
     def lasting(self) -> Costs | None:
-        """Return the costs that later starts may go by."""
+        """Return the costs that later starts may use; None: no such costs."""
         return None if self.guessed or self.alone or self.busy else self.costs
 
     @property
     def busy(self) -> bool:
-        """Return whether other programs took so much of the machine that the costs may be far from the truth."""
+        """Return whether other programs took so much of the machine that the costs may be far off."""
         return self.others >= BUSY_SHARE
 
 
 def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Measurement:
-    """Try the environment and the model in processes of their own; measure what they cost on cores, if there are any.
+    """Try environment and model in processes of their own; measure their costs if `cores` is not 0.
 
-    An environment that is not measured in time counts as being as slow as the time it had; there are no costs if the
-    model is not. One of which several in one process have failed gets a process each, if the flags allow that.
+    An environment that is not measured in time counts as slow as its time limit. Without a measured model the result
+    has no costs. If several environments in one process fail, each gets a process, if the flags allow.
 
     Raises:
-        EnvironmentFailure, WorkerError: they cannot be made.
-        Interrupted: a signal came meanwhile.
+        EnvironmentFailure, WorkerError: environment or model cannot be made.
+        Interrupted: a signal arrived meanwhile.
     """
     timeout_seconds = config.sampling.reset_timeout_seconds
     plays = config.algorithm.needs_actors
@@ -137,7 +137,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
 
 
 def _with_company(environment: Inquiry, spec: EnvSpec, name: str, patience: float) -> tuple[EnvSpec, bool]:
-    """Return the spec with whether a second environment can be made, and whether the attempt ended or blocked all."""
+    """Return the spec with the outcome of making a second environment, and whether the process is lost."""
     if spec.one_per_process is not None:
         return spec, False
     answer = environment.answer_by(time.monotonic() + patience)
@@ -148,7 +148,7 @@ def _with_company(environment: Inquiry, spec: EnvSpec, name: str, patience: floa
 
 
 def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
-    """Return the costs of acting and training, if they were measured."""
+    """Return the costs of acting and training, if measured."""
     if isinstance(answer, tuple) and not isinstance(answer, WorkerFailed):
         return answer
     summary = getattr(answer, "summary", "the network was not measured in time")
@@ -159,7 +159,7 @@ def _network_costs(answer: object) -> tuple[Curve, Curve] | None:
 
 
 class SteppingCosts(NamedTuple):
-    """The costs of stepping, the bytes of an environment, and why no more than that is known."""
+    """Costs of stepping, bytes of an environment, and the failure that ended the measurement."""
 
     curve: Curve = SLOW
     env_bytes: int = 0
@@ -183,7 +183,7 @@ def _stepping_costs(environment: Inquiry, deadline: float) -> SteppingCosts:
 
 
 def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> None:
-    """Log which costs were not measured, and how the run goes on without them."""
+    """Log the costs that were not measured, and the consequence for the run."""
     slow = f"counted as taking {BUDGET_SECONDS:g} s a step"
     if stepping.failure is None:
         if not stepping.is_measured:
@@ -198,7 +198,7 @@ def _log_unmeasured(stepping: SteppingCosts, alone: bool, log_path: Path) -> Non
 
 
 def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
-    """Return the costs with those of that many learner threads; a network too slow to time is a large one."""
+    """Return the costs with the costs of that many learner threads; a network too slow to time counts as large."""
     if isinstance(ratio, WorkerFailed):
         return costs
     share = ratio if isinstance(ratio, float) else usual_ratio(threads)
@@ -207,11 +207,11 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
 
 
 def resolve_defaults(config: Config) -> Config:
-    """Decide the flags that depend on the kind of observation; the environment is made for that if need be.
+    """Decide the flags that depend on the kind of observation; make the environment if necessary.
 
     Raises:
-        UsageError, EnvironmentFailure, WorkerError: it cannot be made, or flags contradict each other then.
-        Interrupted: a signal came meanwhile.
+        UsageError, EnvironmentFailure, WorkerError: the environment cannot be made, or flags contradict each other.
+        Interrupted: a signal arrived meanwhile.
     """
     if not config.undecided:
         return config
@@ -233,14 +233,14 @@ def resolve_defaults(config: Config) -> Config:
 
 
 def require_answer(answer: object) -> object:
-    """Return the answer of an inquiry, if it is no failure; raise `WorkerError` if it is."""
+    """Return the answer of an inquiry; raise `WorkerError` for a failure."""
     if isinstance(answer, WorkerFailed):
         raise WorkerError(answer.summary, answer.exit_code, answer.traceback)
     return answer
 
 
 def measure_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
-    """Send the environment's `EnvSpec`, and then its `stepping_costs`; a `WorkerFailed` in place of any of them."""
+    """Send the environment's `EnvSpec`, then its `stepping_costs`; a `WorkerFailed` takes a missing result's place."""
     _enter("probe", log_path)
     with _send_failures(pipe):
         from appo.algorithms.run.tuning.environment import Making, stepping_costs
@@ -271,9 +271,9 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
 
 
 def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvSpec, measure: bool) -> None:
-    """Send descriptions of the models, costs by `NetworkTimer`, and the ratio of time with threads if asked for.
+    """Send descriptions of the models, costs by `NetworkTimer`, and the ratio of threads if asked.
 
-    A `WorkerFailed` comes in place of any of them.
+    A `WorkerFailed` takes the place of a missing result.
     """
     _enter("model_probe", log_path)
     with _send_failures(pipe):
@@ -296,7 +296,7 @@ def _enter(name: str, log_path: Path) -> None:
 
 @contextlib.contextmanager
 def _send_failures(pipe: Connection) -> Iterator[None]:
-    """Send any error that is raised while entered: an environment may raise everything, SystemExit included."""
+    """Send any error raised while entered; environments may raise everything, even SystemExit."""
     try:
         yield
     except BaseException as error:

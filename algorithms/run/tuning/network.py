@@ -1,4 +1,4 @@
-"""The size of the model, needed before memory is reserved, and the costs of its forward passes and training."""
+"""The size of the model, needed before memory is reserved, and the costs of acting and training."""
 
 import math
 import time
@@ -12,12 +12,12 @@ from appo.algorithms.models.custom import refuse_two_behaviours
 from appo.algorithms.models.encoders import share_images
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.population.config import PopulationConfig
-from appo.algorithms.run.build_learner import make_learner, make_policy_worker
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed, learned_spec
 from appo.algorithms.run.plan import Probe, RunPlan
 from appo.algorithms.run.tuning.choice import NOTHING, Curve, rising, usual_ratio
 from appo.algorithms.run.tuning.environment import LARGEST_BYTES, observation_bytes
+from appo.algorithms.run.workers.networks import make_learner, make_policy_worker
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import LoggingConfig
@@ -47,7 +47,7 @@ def probe(config: Config) -> Probe:
     """Make the environment and the model once, in this process.
 
     Raises:
-        UsageError: the environment or the model cannot be made as the flags ask.
+        UsageError: environment or model contradict the flags.
         EnvironmentFailure: the environment raised.
     """
     config.run.keep_code_out()
@@ -66,18 +66,18 @@ def probe(config: Config) -> Probe:
 
 
 class NetworkTimer:
-    """The model, made once, at work as a policy worker and a learner will use it.
+    """The model at work, as in a policy worker and a learner.
 
     Args:
-        config: of the run.
-        spec: of the environment.
+        config: configuration of the run.
+        spec: spaces of the environment.
 
     Attributes:
-        descriptions: what memory the model of each policy needs, and what its learner begins with.
-        columns: of the largest minibatch that there was time to train.
+        descriptions: memory of each policy's model, and initial state of its learner.
+        columns: columns of the largest minibatch that was timed.
 
     Raises:
-        UsageError: the model cannot be made as the flags ask.
+        UsageError: the model contradicts the flags.
     """
 
     def __init__(self, config: Config, spec: EnvSpec) -> None:
@@ -94,14 +94,14 @@ class NetworkTimer:
         self.columns = 1
 
     def _make(self, context: Context) -> FlatModule:
-        """Make a model, which acts as it learns if a part of it is the user's own."""
+        """Make a model; refuse a custom model that acts differently from the way it learns."""
         flat = self.config.algorithm.make_model(context)
         if context.model.encoder_custom:
             refuse_two_behaviours(flat.module, context.model, context.spec)
         return flat
 
     def _describe(self, context: Context, first: ModelConfig) -> ModelDescription:
-        """Describe the memory of a policy's model, which is made unless its flags are those of the first one."""
+        """Describe the memory of a policy's model; the first model serves for equal flags."""
         algorithm = self.config.algorithm
         flat = self.flat if context.model == first else self._make(context)
         return ModelDescription(flat.table, cast(int, flat.module.rnn_state_size), algorithm.layout(context, flat))
@@ -114,7 +114,7 @@ class NetworkTimer:
         return acting, ((threads, self.training_seconds()),)
 
     def acting(self) -> Curve:
-        """Return seconds of forward passes by rows, up to as many as a policy worker answers in a short time."""
+        """Return seconds of forward passes by rows, up to the rows that a policy worker answers quickly."""
         row_bytes = ACTING_STEPS * observation_bytes(self.spec)
         acting: list[tuple[int, float]] = []
         for rows in ACTING_ROWS:
@@ -125,11 +125,11 @@ class NetworkTimer:
         return rising(acting)
 
     def threads_ratio(self, threads: int) -> float:
-        """Return the seconds of training by that many threads, with nothing beside them, in those by one.
+        """Return the ratio of training seconds with that many threads, without other work, to seconds with one.
 
-        Both take turns, and the shortest times count, see `_seconds`. Images are known to divide well, and where they
-        seem not to, another program has one of the cores for the moment. So of what is measured of them half counts,
-        and half is the usual ratio.
+        Both take turns, and the shortest times count, see `_seconds`. Images divide well; a bad ratio of images means
+        that another program took a core for the moment. For images the result is therefore the geometric mean of the
+        measured and the usual ratio.
         """
         train = self.update(self.columns)
         shared = share_images(self.flat.module, 1)
@@ -148,7 +148,7 @@ class NetworkTimer:
         return math.sqrt(ratio * usual_ratio(threads)) if shared else ratio
 
     def acting_seconds(self, rows: int) -> float:
-        """Return the seconds in which a policy worker answers a request for that many rows."""
+        """Return the seconds of a policy worker's answer for that many rows."""
         learning = replace(self.config.learning, rollout=ACTING_STEPS - 1)
         if hasattr(learning, "recurrence"):  # not every algorithm divides a rollout
             learning = replace(learning, recurrence=ACTING_STEPS - 1)
@@ -170,10 +170,10 @@ class NetworkTimer:
         return _seconds(answer, ACTING_SECONDS)
 
     def training_seconds(self) -> float:
-        """Return the seconds in which a learner worker trains on a sample in all epochs.
+        """Return the seconds of a learner worker's training on a sample in all epochs.
 
-        A minibatch takes a time of its own and one for each of its trajectories. There is no time for many of a large
-        network: a single one and as many as there is time for say what the real minibatch takes.
+        The seconds of a minibatch have a constant part and a part per trajectory. A large network leaves no time for
+        many trajectories: one trajectory, and as many as there is time for, give the estimate for the real minibatch.
         """
         learning = self.config.learning
         size = max(1, min(learning.batch_size // learning.rollout, learning.macro_batch_columns))
@@ -188,11 +188,11 @@ class NetworkTimer:
         return per_step
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
-        """Return the seconds from a slot of that many trajectories to the weights that it trained."""
+        """Return the seconds from a slot of that many trajectories to trained weights."""
         return _seconds(self.update(columns), budget_seconds)
 
     def update(self, columns: int) -> Callable[[], None]:
-        """Make the function that trains from a slot of that many trajectories to new weights, as a learner does."""
+        """Return a function that trains from a slot of that many trajectories to new weights, like a learner."""
         learning = self.config.learning
         size = columns * learning.rollout
         one_step = learning.one_update(size)
@@ -214,7 +214,7 @@ class NetworkTimer:
         return train
 
     def _world(self, config: Config, rows: int) -> tuple[RunPlan, Arena, Trajectories]:
-        """Make the memory of a run with a single slot; every step in it was taken, and every choice is allowed."""
+        """Make the memory of a run with a single slot; every step is valid, and every choice is allowed."""
         topology = Topology("serial", 1, 1, 1, 1, 1, rows, config.learning.rollout)
         budget = Budget(NEVER, NEVER, 0.0, None, None)
         spec = replace(self.spec, num_agents=1)  # any number of rows, which need not be whole environments
@@ -228,10 +228,10 @@ class NetworkTimer:
 
 
 def _seconds(function: Callable[[], None], budget_seconds: float) -> float:
-    """Return the shortest time of some calls, after a first one that warms up; the first's where that took very long.
+    """Return the shortest time of some calls after a warm-up, or the time of a very slow warm-up.
 
-    A first call of a network asks for memory and makes plans of its convolutions: it takes up to ten times as long. And
-    what else runs on a machine makes calls longer, never shorter.
+    The first call of a network allocates memory and plans convolutions, and takes up to ten times as long. Other
+    programs make calls longer, never shorter.
     """
     first, seconds = _time_call(function), list[float]()
     spent = first

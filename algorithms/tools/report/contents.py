@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.population.lineage import Event, read_events
-from appo.algorithms.run.folder import count_starts, saved_flags
+from appo.algorithms.run.directory.journal import count_starts
+from appo.algorithms.run.folder import saved_flags
 from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
 from appo.algorithms.runtime.monitor.curves import PLACE, Point
 from appo.algorithms.runtime.monitor.panel import Snapshot

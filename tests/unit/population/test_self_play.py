@@ -10,7 +10,7 @@ import pytest
 from appo.algorithms.population.past_versions import PastVersions
 from appo.algorithms.population.self_play import SelfPlay
 from appo.algorithms.run.config import parse_train
-from appo.algorithms.run.observers import make_self_play
+from appo.algorithms.run.policies import make_self_play
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.learner_state import StateBlock

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from appo.algorithms.run import code
-from appo.algorithms.run.code import CodeWatch, code_places, look
 from appo.algorithms.run.config import Config
-from appo.utils.user_modules import ROOT
+from appo.algorithms.run.directory import code
+from appo.algorithms.run.directory.code import CodeWatch, code_places, look
+from appo.utils.errors import PACKAGE
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 
@@ -138,7 +138,7 @@ def test_places_are_those_of_modules_that_flags_name(tmp_path: Path, monkeypatch
     (tmp_path / "alone.py").write_text("")
     flags = {"env": "an_env.part:Env", "encoder_custom": "a_network:Net", "callbacks": ["alone:One", "nowhere:Two"]}
     found = code_places(Config.from_flat(flags))
-    assert found[0] == ROOT
+    assert found[0] == PACKAGE.resolve()
     assert {tmp_path / "an_env", tmp_path / "a_network", tmp_path} <= set(found)
     assert tmp_path not in code_places(Config.from_flat({"env": "CartPole-v1"}))
 

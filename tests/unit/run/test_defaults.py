@@ -23,8 +23,8 @@ from appo.algorithms.run.defaults import (
     origins_in,
     told,
 )
-from appo.algorithms.run.folder import journal
-from appo.algorithms.run.page import command_line
+from appo.algorithms.run.directory.journal import journal
+from appo.algorithms.run.directory.page import command_line
 from appo.algorithms.run.training import _convert_flags
 from appo.algorithms.run.trust import marked
 from appo.envs import presets as env_presets

@@ -30,7 +30,7 @@ from appo.algorithms.playing import video
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import find_run
 from appo.algorithms.run.config import Config, parse_train, resolve
-from appo.algorithms.run.folder import refuse_links
+from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.resume import begin_from, finished_before, seed_of_resumed
 from appo.algorithms.run.summary import summaries
 from appo.algorithms.runtime.checkpointing import resume

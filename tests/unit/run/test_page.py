@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from appo.algorithms.run import page
 from appo.algorithms.run.config import Config, parse_train
-from appo.algorithms.run.page import command_line, leave_page
+from appo.algorithms.run.directory import page
+from appo.algorithms.run.directory.page import command_line, leave_page
 from appo.utils.run_folder import CURVE_FILE, PAGE_FILE
 from tests.unit.run.test_summary import reports, write_run
 

@@ -8,10 +8,10 @@ import torch
 
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.models.build import new_model
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.run.plan import SEED_BRANCHES
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker

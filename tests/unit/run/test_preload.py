@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from appo.algorithms.appo.algorithm import APPO
-from appo.algorithms.run.build_workers import Blueprint
 from appo.algorithms.run.config import Config
+from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.processes.process import run_process
 
 SCRIPT = """

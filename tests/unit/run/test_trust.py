@@ -15,8 +15,9 @@ import pytest
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import load_run
 from appo.algorithms.run import trust
-from appo.algorithms.run.config import Config, parse_train
-from appo.algorithms.run.folder import MARK, MEASURED, journal, saved_flags
+from appo.algorithms.run.config import Config, parse_train, resolve
+from appo.algorithms.run.directory.journal import journal
+from appo.algorithms.run.folder import MARK, MEASURED, saved_flags
 from appo.algorithms.run.observers import evaluation_words, trust_words
 from appo.algorithms.run.trust import (
     ANSWERS,
@@ -196,6 +197,15 @@ def test_trust_of_a_saved_run_is_not_asked_of_itself(tmp_path: Path) -> None:
     plant(tmp_path / "e", env="evil:Env", trust=True)
     with pytest.raises(UsageError, match="no mark of yours"):
         parse_train([f"--train_dir={tmp_path}", "--experiment=e"])
+
+
+def test_an_empty_name_chooses_no_algorithm(tmp_path: Path) -> None:
+    plant(tmp_path / "e", algo="evil:Algorithm")
+    (tmp_path / "f.json").write_text('{"algo": ""}')
+    where = {"train_dir": str(tmp_path), "experiment": "e"}
+    for given in ({"algo": ""}, {"config": str(tmp_path / "f.json")}):
+        with pytest.raises(UsageError, match="would use algo=evil:Algorithm"):
+            resolve({**where, **given})
 
 
 # The key.

@@ -8,7 +8,7 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.run.folder import find_run, find_runs, newest_run
-from appo.algorithms.tools.compare import interval, read_run, settings_of
+from appo.algorithms.tools.compare import read_run, settings_of
 from appo.utils.errors import UsageError
 from appo.utils.values import nearest
 from tests.unit.run.test_summary import reports, write_run
@@ -190,7 +190,6 @@ def test_settings_without_a_return_come_last_and_one_return_has_no_interval() ->
         ({"hidden_size": 64}, "30.00"),
         ({"hidden_size": 256}, "-"),
     ]
-    assert interval([1.0, 3.0]) == (2.0, 12.706)
 
 
 def test_plot_and_top_take_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,8 @@
 import pytest
 
 from appo.algorithms.cli import parse
-from appo.algorithms.tools.match import score_of, wilson
+from appo.algorithms.tools.match import score_of
 from appo.utils.errors import UsageError
-
-
-def test_shares_have_the_interval_of_wilson() -> None:
-    assert wilson(8, 10) == pytest.approx((0.8, 0.49016, 0.94331), abs=1e-5)
-    assert wilson(10, 10) == pytest.approx((1.0, 0.72247, 1.0), abs=1e-5)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.0, 0.27753), abs=1e-5)
 
 
 def test_draws_count_half() -> None:

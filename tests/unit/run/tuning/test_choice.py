@@ -18,7 +18,6 @@ from appo.algorithms.run.tuning.choice import (
     at,
     candidates,
     choose,
-    corrected,
     is_open,
     predict,
     report,
@@ -230,21 +229,3 @@ def test_costs_survive_json() -> None:
 def test_costs_of_another_shape_are_refused(change: dict[str, object]) -> None:
     with pytest.raises((TypeError, ValueError)):
         Costs.from_plain(COSTS.plain() | change)
-
-
-def test_costs_are_scaled_to_what_training_has_needed() -> None:
-    """By 16 environments in `local`: 1603 us a step and 200 us a forward pass, 60 us of training a sample."""
-    plan = Sampling("local", 2, 16, 1)
-    cpu_us = {"env": 1603 / 16, "reset": 50.0, "framework": 1603 / 16 - 50, "inference": 25.0, "training": 60.0}
-    found = corrected(COSTS, plan, config_of(), 1, cpu_us)
-    assert [seconds for _, seconds in found.env] == pytest.approx([206 * US, 3206 * US])  # twice as much
-    assert [seconds for _, seconds in found.act] == pytest.approx([100 * US, 400 * US])
-    assert [seconds for _, seconds in found.learn] == pytest.approx([60 * US])
-    assert corrected(COSTS, plan, config_of(), 1, {}) == COSTS
-    assert corrected(COSTS, replace(plan, num_workers=0), config_of(), 1, cpu_us) == COSTS
-    central = Sampling("central", 2, 16, 2)  # batches of 2 x 2 x 8 / 2 rows: 360 us of act, with 10 us per row
-    found = corrected(COSTS, central, config_of(), 2, {"inference": 2 * 360 / 32})
-    assert found.act[0][1] == pytest.approx(100 * US)
-    threads = replace(COSTS, learn=((1, 60 * US), (2, 40 * US)))
-    found = corrected(threads, replace(plan, learner_threads=2), config_of(), 1, {"training": 40.0, "copying": 40.0})
-    assert [seconds for _, seconds in found.learn] == pytest.approx([60 * US, 40 * US])  # 40 us on both of two cores

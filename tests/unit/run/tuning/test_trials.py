@@ -10,14 +10,14 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.apex.algorithm import APEX
-from appo.algorithms.run.build_learner import make_learner
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed
-from appo.algorithms.run.folder import journal
+from appo.algorithms.run.directory.journal import journal
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.trust import marked
 from appo.algorithms.run.tuning import measure, network
 from appo.algorithms.run.tuning.network import NetworkTimer, probe
+from appo.algorithms.run.workers.networks import make_learner
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker

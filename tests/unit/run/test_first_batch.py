@@ -1,22 +1,18 @@
-"""What a run says in its first minute, with numbers that can be checked by hand."""
+"""Warnings about a first batch that does not fill, with numbers that can be checked by hand."""
 
 import logging
 import time
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.placement import Sampling
-from appo.algorithms.run.tuning.choice import Costs, Plan, corrected, predict
-from appo.algorithms.run.tuning.first_minute import FirstBatch, SecondLook
+from appo.algorithms.run.first_batch import FirstBatch
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import NothingTrained
-from tests.unit.run.tuning.test_choice import COSTS
 
 FLAGS = {"env": "a", "experiment": "r", "rollout": 32, "batch_size": 1024}
 
@@ -50,18 +46,15 @@ class Watched:
         self.workers = {"actor_0": {"trajectories": whole, "collected": 0}}
         self.policies = [PolicyProgress(100), PolicyProgress(100)]
         self.policies[0].totals |= totals or {}
-        self.found: Any = None
-        self.started = time.monotonic() - 8.0
-
-    def performance(self) -> Any:
-        return self.found
+        self.started = 0.0
 
 
 def said(watched: Watched, caplog: pytest.LogCaptureFixture, **flags: Any) -> list[str]:
     first = needs(**flags)
     assert first is not None
+    watched.started = time.monotonic() - 8.001
     with caplog.at_level(logging.INFO):
-        first.say(watched)  # type: ignore[arg-type]
+        first.tick(watched)  # type: ignore[arg-type]
     return caplog.messages
 
 
@@ -137,51 +130,3 @@ def test_steps_that_failing_learners_took_along_are_no_training() -> None:
         first.check(lost, "done")  # type: ignore[arg-type]
     lost.policies[0].totals["updates"] = 1
     first.check(lost, "done")  # type: ignore[arg-type]
-
-
-SLOW, FAST = Sampling("local", 2, 16, 1), Sampling("local", 2, 32, 1)
-
-
-@pytest.mark.parametrize(
-    ("cpu_us", "best", "expected"),
-    [
-        (None, FAST, "measured again: nothing is trained yet, so that nothing is known"),
-        ({"env": 100.0}, SLOW, "measured again in training: no other plan is a fifth faster"),
-        (
-            {"env": 100.0},
-            FAST,
-            "local, 2 actors x 32 envs, predicted 99.9k samples/s, in place of local, 2 actors x 16 envs, p",
-        ),
-    ],
-)
-def test_a_plan_is_judged_by_what_training_has_needed(
-    caplog: pytest.LogCaptureFixture, cpu_us: Any, best: Sampling, expected: str
-) -> None:
-    given: list[Costs] = []
-
-    def choose(costs: Costs) -> Plan:
-        given.append(costs)
-        return Plan(best, 99_900.0)
-
-    config = Config.from_flat(FLAGS)
-    look = SecondLook(COSTS, Plan(SLOW, 1e9), choose, config, 1, 2)
-    watched = Watched()
-    watched.found = cpu_us and SimpleNamespace(limit_samples_per_second=1.0, cpu_us=cpu_us)
-    with caplog.at_level(logging.INFO):
-        look.say(watched)  # type: ignore[arg-type]
-    (line,) = caplog.messages
-    assert expected in line
-    assert all(costs.env != COSTS.env for costs in given)
-
-
-def test_a_plan_that_is_less_than_a_fifth_faster_is_not_worth_a_restart(caplog: pytest.LogCaptureFixture) -> None:
-    config, cpu_us = Config.from_flat(FLAGS), {"env": 1603 / 16}
-    watched = Watched()
-    watched.found = SimpleNamespace(limit_samples_per_second=1.0, cpu_us=cpu_us)
-    now = predict(corrected(COSTS, SLOW, config, 1, cpu_us), SLOW, config, 1, 2)
-    with caplog.at_level(logging.INFO):
-        for speed in (1.19 * now, 1.21 * now):
-            look = SecondLook(COSTS, Plan(SLOW, 1e9), lambda costs, s=speed: Plan(FAST, s), config, 1, 2)  # type: ignore[misc]
-            look.say(watched)  # type: ignore[arg-type]
-    assert ["another plan is better" in line for line in caplog.messages] == [False, True]
-    assert "the same command and --experiment=r" in caplog.messages[1]

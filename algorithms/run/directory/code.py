@@ -1,6 +1,6 @@
-"""The code that a run was trained with: commit and changes of the user's repositories that its modules come from.
+"""The code that a run was trained with: commits and changes of the repositories that its modules come from.
 
-Only repositories are looked at whose code is run anyhow: git itself can be told by a repository to start programs.
+Only repositories whose code runs anyway are examined: the configuration of a repository can make git start programs.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from appo.utils.run_folder import RunFolder, append_json_line, open_own, own_fol
 log = logging.getLogger(__name__)
 
 NAMED_IN_WORKERS = ("algo", "encoder_custom", "policy_mapping", "callbacks", "input", "postprocess_inputs")
-"""Flags whose value, or each of whose values, may be `package.module:Name`, and which worker processes look up."""
+"""Flags with values `package.module:Name`, which worker processes look up."""
 
 NAMED = ("env", *NAMED_IN_WORKERS, "custom_summaries")
 """All flags with such values."""
@@ -40,9 +40,9 @@ class Repository(NamedTuple):
     """A repository at the start of a run.
 
     Attributes:
-        root: its folder.
-        commit: that is checked out.
-        diff: from the commit to the files, Python files that git does not know yet included; empty: there is none.
+        root: folder of the repository.
+        commit: commit that is checked out.
+        diff: diff from the commit to the files, with untracked Python files; empty: no change.
     """
 
     root: Path
@@ -51,7 +51,7 @@ class Repository(NamedTuple):
 
 
 def code_places(config: Config) -> list[Path]:
-    """Return the folders of code that a run imports: ours, the calling script's, and those of modules flags name."""
+    """Return the folders of imported code: the package, the calling script, and the modules that flags name."""
     flat = config.to_flat()
     values = [flat.get(name) for name in NAMED]
     names = [name for value in values for name in (value if isinstance(value, list) else [value])]
@@ -68,11 +68,11 @@ def code_places(config: Config) -> list[Path]:
 
 
 def look(places: Iterable[Path], environment: Mapping[str, str]) -> list[Repository]:
-    """Return the repositories in which these folders lie; none where git is missing or does not answer in time.
+    """Return the repositories that contain these folders; empty if git is missing or answers too late.
 
     Args:
-        places: the folders.
-        environment: for git; a copy, as a start changes that of this process.
+        places: folders of code.
+        environment: environment variables for git, copied before the start changes them.
     """
     found: dict[Path, Repository] = {}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -88,7 +88,7 @@ def look(places: Iterable[Path], environment: Mapping[str, str]) -> list[Reposit
 
 
 def _git(environment: Mapping[str, str], place: Path, *words: str) -> str:
-    """Return what git says in a folder; nothing where it fails, as outside of repositories, or is not there."""
+    """Return the output of git in a folder; empty if git fails or is missing."""
     if (git := shutil.which("git")) is None:
         return ""
     done = subprocess.run(  # noqa: S603 (no shell; the words are ours)
@@ -103,7 +103,7 @@ def _git(environment: Mapping[str, str], place: Path, *words: str) -> str:
 
 
 def _new_files(root: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield diffs that make the Python files which git neither knows nor ignores, as `git apply` takes them."""
+    """Yield diffs that create the untracked Python files, in the form of `git apply`."""
     for name in names:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if not name or (root / name).is_symlink() or (root / name).stat().st_size > MOST_BYTES:
@@ -115,7 +115,7 @@ def _new_files(root: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 class CodeWatch:
-    """Looks at the code beside the start of a run, which waits for other things meanwhile.
+    """Examines the code in a thread while the start waits for other things.
 
     Args:
         places: folders of code.
@@ -128,16 +128,16 @@ class CodeWatch:
 
     @classmethod
     def begin(cls, config: Config) -> Self:
-        """Begin to look at the code of a run."""
+        """Start to examine the code of a run."""
         watch = cls(code_places(config))
         watch._thread.start()
         return watch
 
     def keep(self, directory: Path) -> None:
-        """Write the code that was found into the folder of the run, if the start before has not written the same.
+        """Write the code into the folder of the run, unless the last start has written the same.
 
-        `code/starts.jsonl` has the time and for every repository its root, its commit and the name of the file beside
-        it that holds the diff. What cannot be written costs the run nothing.
+        `code/starts.jsonl` has the time and, for every repository, root, commit and name of the diff's file. A failure
+        to write costs the run nothing.
         """
         self._thread.join(GIT_SECONDS)
         found = [] if self._thread.is_alive() else self._found
@@ -156,7 +156,7 @@ class CodeWatch:
 
     @staticmethod
     def _kept(folder: RunFolder, one: Repository) -> dict[str, str | None]:
-        """Write the diff of a repository under the name of its hash; return what is noted of the repository."""
+        """Write the diff of a repository under the name of its hash; return the entry of the repository."""
         with own_folder(folder.code, make=True):
             pass  # it is there from now on, also where nothing is written into it but the note of a start
         noted: dict[str, str | None] = {"root": str(one.root), "commit": one.commit or None, "diff": None}
@@ -170,7 +170,7 @@ class CodeWatch:
 
 
 def _last(folder: RunFolder) -> Any:
-    """Return the repositories that the last start has noted; None where that cannot be read."""
+    """Return the repositories of the last recorded start; None if not readable."""
     try:
         with open_own(folder.code_starts) as file:
             return json.loads(file.read().splitlines()[-1])["repositories"]

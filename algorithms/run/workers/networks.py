@@ -1,4 +1,4 @@
-"""Policy workers and learners, the workers that have a network, are made here, inside their process."""
+"""Policy workers and learners, the workers with a network; made inside their process."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,9 +27,14 @@ from appo.utils.run_folder import RunFolder
 def make_policy_worker(
     blueprint: RunPlan, arena: Arena, address: Address, generation: int = 0, flat: FlatModule | None = None
 ) -> Worker:
-    """Make a policy worker; its weights come from the ring, recurrent states of a later generation from the slots.
+    """Make a policy worker. Weights come from the ring, recurrent states of later generations from the slots.
 
-    A model that is there already need not be made.
+    Args:
+        blueprint: plan of the run.
+        arena: shared memory of the run.
+        address: address of the worker.
+        generation: number of restarts.
+        flat: model to use; None: a new model.
     """
     device = device_of(blueprint.device_of(POLICY_WORKER), urgent=True)
     device.register(arena)
@@ -70,7 +75,7 @@ def _policy_worker(
 
 
 def make_learner(blueprint: RunPlan, arena: Arena, address: Address, flat: FlatModule | None = None) -> Worker:
-    """Make a learner whose weights are published. A model that is there already need not be made."""
+    """Make a learner, with published weights; `flat` is the model to use, None for a new model."""
     device = device_of(blueprint.device_of(LEARNER))
     device.register(arena)
     return device.make(lambda: _learner(blueprint, arena, address, device, flat))

@@ -1,37 +1,34 @@
-"""Warnings in the first minute of a run: that no batch fills, and that it was tuned on a busy machine."""
+"""The first batch of a run: a warning while the batch does not fill, and an error if the run ends before training."""
 
 import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.tuning.choice import Costs, Plan, corrected, predict, report, workers
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import NothingTrained
-from appo.utils.metrics import duration, short_number
+from appo.utils.metrics import duration
 
 log = logging.getLogger(__name__)
 
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
-LOOK_AGAIN_SECONDS = 60.0
-MUCH_FASTER = 1.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class FirstBatch:
-    """The steps that the learners of a run need before they train for the first time.
+    """Steps that the learners of a run need before the first update.
 
     Attributes:
-        columns: whole rollouts that all of them need together; 0: whole or not, steps count.
-        steps: the same in steps.
+        columns: whole rollouts that all learners need together; 0: only `steps` counts.
+        steps: steps that all learners need together.
         rollout: steps of a trajectory.
-        group_rows, num_groups: agents that step together, and how many such groups there are.
+        group_rows, num_groups: agents that step together, and number of such groups.
         envs: actors and their agents, in words.
-        policies: numbers of those that learn.
+        policies: numbers of the policies that learn.
+        is_looked_at: whether the moment of the warning is over.
     """
 
     columns: int
@@ -41,10 +38,11 @@ class FirstBatch:
     num_groups: int
     envs: str
     policies: tuple[int, ...]
+    is_looked_at: bool = False
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> Self | None:
-        """Return the first batch that flags ask for; None for a run that samples only, or has no environments."""
+        """Return the first batch of a run; None for a run that only samples, or plays no environment."""
         learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
         if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
             return None
@@ -64,16 +62,21 @@ class FirstBatch:
         )
 
     def is_trained(self, monitor: Monitor) -> bool:
-        """Return whether any policy that learns has been trained, in this start or before."""
+        """Return whether any learning policy has been trained, in this start or before."""
         totals = [monitor.policies[policy].totals for policy in self.policies]
         return any(total["samples"] or total["updates"] for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
-        """Return whether there is enough to train on."""
+        """Return whether the collected steps fill the batch."""
         return self._whole(monitor) >= self.columns if self.columns else monitor.stepped >= self.steps
 
     def lacks(self, monitor: Monitor, seconds: float) -> str:
-        """Return in words what was collected in so many seconds, what a batch takes, and what to change."""
+        """Return a text with the collected steps, the steps of a batch, and the flags to change.
+
+        Args:
+            monitor: monitor of the run.
+            seconds: seconds of collection.
+        """
         steps = monitor.stepped
         kind = "step is" if steps == 1 else "steps are"
         if not self.columns:
@@ -96,17 +99,20 @@ class FirstBatch:
         more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
         return f"{there}{soon}: {more}"
 
-    def say(self, monitor: Monitor) -> None:
-        """Log what is missing, if something is."""
+    def tick(self, monitor: Monitor) -> None:
+        """Log once, after `SAY_AFTER_SECONDS`, the missing steps, if nothing is trained by then."""
         seconds = time.monotonic() - monitor.started
+        if self.is_looked_at or seconds < SAY_AFTER_SECONDS:
+            return
+        self.is_looked_at = True
         if not self.is_trained(monitor) and not self.is_full(monitor):
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 
     def check(self, monitor: Monitor, reason: str) -> None:
-        """Refuse to call a run finished whose time, or whose steps, are over with nothing trained.
+        """Raise an error if the run ended by time or steps and nothing was trained.
 
         Raises:
-            NothingTrained: that is so; with the numbers.
+            NothingTrained: with the numbers.
         """
         seconds, learning = monitor.budget.seconds, [monitor.policies[policy].totals for policy in self.policies]
         # Steps of a batch over which a learner failed are used up, so a budget can end with them.
@@ -121,44 +127,3 @@ class FirstBatch:
 
     def _whole(self, monitor: Monitor) -> int:
         return self.group_rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())
-
-
-@dataclass(frozen=True)
-class SecondLook:
-    """Finds out whether a plan that was chosen on a busy machine is a bad one, by the costs of training itself.
-
-    Attributes:
-        costs, plan: measured and chosen at the start.
-        choose: returns the best plan for costs.
-        config: to plan by.
-        num_agents: rows of one environment.
-        cores: how many there are.
-    """
-
-    costs: Costs
-    plan: Plan
-    choose: Callable[[Costs], Plan]
-    config: Config
-    num_agents: int
-    cores: int
-
-    def say(self, monitor: Monitor) -> None:
-        """Log how much faster another plan would be, if more than a fifth; and else that none would be."""
-        found = monitor.performance()
-        if found is None or not found.limit_samples_per_second:
-            log.info("measured again: nothing is trained yet, so that nothing is known")
-            return
-        costs = corrected(self.costs, self.plan.sampling, self.config, self.num_agents, found.cpu_us)
-        now = predict(costs, self.plan.sampling, self.config, self.num_agents, self.cores)
-        best = self.choose(costs)
-        if best.samples_per_second <= MUCH_FASTER * now or best.sampling == self.plan.sampling:
-            log.info("measured again in training: no other plan is a fifth faster")
-            return
-        log.warning(
-            "measured again in training, another plan is better: %s, in place of %s, predicted %s samples/s;"
-            " to take it, end this start (Ctrl-C) and go on with the same command and --experiment=%s",
-            report(costs, best, self.num_agents),
-            workers(self.plan.sampling, self.num_agents),
-            short_number(now),
-            self.config.run.experiment,
-        )

@@ -1,4 +1,4 @@
-"""The page that a run leaves for its reader when it ends: `README.md` in its folder, with its learning curve."""
+"""The page that a run leaves at its end: `README.md` in its folder, with the learning curve."""
 
 import logging
 import os
@@ -32,11 +32,11 @@ PLOT = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
-    """Write the page and, if the run has finished, draw the curve; a failure costs one line in the log.
+    """Write the page and, for a finished run, draw the curve; a failure costs one line in the log.
 
     Args:
-        config: of the run.
-        with_curve: whether there is time to draw.
+        config: configuration of the run.
+        with_curve: whether to draw the curve.
     """
     directory = config.run.run_directory
     try:
@@ -50,7 +50,7 @@ def leave_page(config: Config, *, with_curve: bool) -> None:
 
 
 def page(directory: Path, config: Config) -> str:
-    """Return the text of README.md: what was trained, how it ended, how to repeat it and to go on."""
+    """Return the text of README.md: training, outcome, and the commands to repeat and to continue the run."""
     folder = RunFolder(directory)
     found, status = summary(directory), folder.read_status()
     assert found is not None, "a run that has ended has a status"
@@ -94,18 +94,18 @@ def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> 
 
 
 def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Return the words of a command line that set these flags, without those that have their value anyway.
+    """Return the words of a command line that set these flags, without flags at their usual values.
 
     Args:
-        flags: all of them, as `Config.to_flat`.
-        by_kind: of the same configuration.
-        names: of those to set.
+        flags: all flags, as `Config.to_flat`.
+        by_kind: `Config.by_kind` of the same configuration.
+        names: names of the flags to set.
     """
     return [word for name in unusual(flags, by_kind, names) for word in words_of_flag(name, flags[name])]
 
 
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Return those of these flags that differ from the env's preset, its kind of observation or else the default."""
+    """Return the names of flags that differ from the env's preset, else from its kind of observation or the default."""
     algo = str(flags.get("algo", DEFAULT))
     known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
     by_preset = known or by_kind
@@ -148,12 +148,12 @@ def _version(package: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a text as one cell of a table shows it."""
+    """Return a text as a table's cell."""
     return shown(text).replace("|", "\\|") if text else "-"
 
 
 def _draw(directory: Path) -> None:
-    """Draw the curve in a process of its own, so that neither its time nor its memory is the run's."""
+    """Draw the curve in a separate process, which costs the run neither memory nor an endless wait."""
     seconds = RunFolder(directory).read_status().get("elapsed_seconds")
     if not is_number(seconds) or seconds < SHORTEST_RUN_SECONDS:
         return

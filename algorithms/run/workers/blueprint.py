@@ -1,4 +1,4 @@
-"""The workers of a process are made here; torch is imported only where there is a network."""
+"""Makes the workers of a process. Torch is imported only for workers with a network."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -30,7 +30,7 @@ LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there i
 
 
 def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, address: Address) -> ActorWorker:
-    """Make an actor whose environments are made and reset."""
+    """Make an actor; its environments are made and reset."""
     trajectories = blueprint.trajectories(plan.arena)
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
@@ -66,7 +66,7 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
 
 
 def make_writer(blueprint: RunPlan, plan: ProcessPlan, address: Address) -> OutputWriter:
-    """Make the worker that writes a dataset of what is played."""
+    """Make the worker that writes episodes into a dataset."""
     config, spec = blueprint.config, blueprint.spec
     about: dict[str, object] = {
         "algorithm_name": config.run.algo,
@@ -83,7 +83,7 @@ def make_writer(blueprint: RunPlan, plan: ProcessPlan, address: Address) -> Outp
 
 
 def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
-    """Return the growth that an actor which can be replaced may reach: the flag's, or its share of free memory."""
+    """Return the memory growth allowed to a replaceable actor: the flag's value, or a share of free memory."""
     sampling, topology = blueprint.config.sampling, blueprint.topology
     if topology.placement == "serial" or blueprint.in_segments or not sampling.restart_workers:
         return None
@@ -136,7 +136,7 @@ class Blueprint(RunPlan):
             WRITER.name: partial(make_writer, self, plan),
         }
         if any(address.facts.has_network for address in plan.workers):
-            from appo.algorithms.run.build_learner import make_policy_worker
+            from appo.algorithms.run.workers.networks import make_policy_worker
 
             make[LEARNER.name] = partial(self.make_learner, plan.arena)
             make[POLICY_WORKER.name] = partial(make_policy_worker, self, plan.arena, generation=plan.generation)
@@ -147,7 +147,7 @@ class Blueprint(RunPlan):
         return workers
 
     def make_further(self, plan: ProcessPlan, address: Address, others: Mapping[Address, Worker]) -> Worker:
-        """Make a worker of one of the algorithm's own roles."""
+        """Make a worker of a role that the algorithm declares."""
         own = (*self.topology.further, *self.topology.apart)
         number = [role.name for role, _ in own].index(address.role)
         seeds = self.seeds("further", number, address.index, address.member, plan.generation)
@@ -155,7 +155,7 @@ class Blueprint(RunPlan):
         return self.algorithm.make_worker(address, context, self.trajectories(plan.arena, address.index), others)
 
     def make_learner(self, arena: Arena, address: Address) -> Worker:
-        """Make the learner of a policy; a variant of the algorithm makes another one here."""
-        from appo.algorithms.run.build_learner import make_learner
+        """Make the learner of a policy; variants of the algorithm override this method."""
+        from appo.algorithms.run.workers.networks import make_learner
 
         return make_learner(self, arena, address)

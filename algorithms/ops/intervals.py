@@ -1,0 +1,114 @@
+"""Confidence intervals of 95 %: of means, differences of means, shares, and estimates from resampled episodes."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist, fmean, stdev, variance
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CONFIDENCE_PERCENT = 95
+TAIL_PERCENT = (100 - CONFIDENCE_PERCENT) / 2
+NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE_PERCENT / 200)
+
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided quantiles of Student's t for 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
+
+RESAMPLES = 2000  # of the values of a mean
+CHUNK = 64  # resamples of episodes at a time
+
+
+class MeanWithMargin(NamedTuple):
+    """A mean and half the width of its interval."""
+
+    mean: float
+    margin: float
+
+
+def student_interval(values: Sequence[float]) -> MeanWithMargin:
+    """Return the mean of a few values and its margin by Student's t; the margin of a single value is nan.
+
+    >>> student_interval([1.0, 3.0])
+    MeanWithMargin(mean=2.0, margin=12.706)
+    """
+    if len(values) < 2:
+        return MeanWithMargin(values[0], math.nan)
+    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
+    return MeanWithMargin(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+def welch_interval(first: Sequence[float], second: Sequence[float]) -> MeanWithMargin | None:
+    """Return the mean of the second minus the mean of the first, of unequal variances; None for fewer than two values.
+
+    Source: Welch 1947, Biometrika 34.
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    squares = [variance(values) / len(values) for values in (first, second)]
+    mean, square = fmean(second) - fmean(first), sum(squares)
+    if not square:
+        return MeanWithMargin(mean, 0.0)
+    freedom = square**2 / sum(s**2 / (len(values) - 1) for s, values in zip(squares, (first, second), strict=True))
+    return MeanWithMargin(mean, _t_quantile(freedom) * math.sqrt(square))
+
+
+def _t_quantile(freedom: float) -> float:
+    """Return the two-sided quantile of Student's t by an expansion (Abramowitz and Stegun, 26.7.5)."""
+    z = NORMAL_QUANTILE
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
+    """Return low and high end of a share, valid even if all trials end alike; too wide if draws count half.
+
+    Source: Wilson 1927, JASA 22.
+    """
+    z = NORMAL_QUANTILE
+    share, prior = successes / trials, z * z / trials
+    center = (share + prior / 2) / (1 + prior)
+    half = z * math.sqrt((share * (1 - share) + prior / 4) / trials) / (1 + prior)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return low and high end of the mean by resampling with a fixed seed; nan without values.
+
+    Source: Efron 1979, "Bootstrap methods: another look at the jackknife"; percentiles.
+    """
+    if not values:
+        return math.nan, math.nan
+    picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    return _percentiles(np.asarray(values)[picks].mean(axis=1))
+
+
+def bootstrap_episodes(
+    estimate: Callable[[Floats], Floats], episodes: int, resamples: int, seed: int
+) -> tuple[float, float]:
+    """Return low and high end of an estimate from episodes by resampling the episodes (Efron 1979).
+
+    Args:
+        estimate: function from weights [R, E] of the episodes to R estimates [R].
+        episodes: number of episodes, E.
+        resamples: number of resamples.
+        seed: seed of the resamples.
+    """
+    random, found = np.random.default_rng(seed), []
+    for begin in range(0, resamples, CHUNK):
+        size = min(CHUNK, resamples - begin)
+        times = random.multinomial(episodes, np.full(episodes, 1 / episodes), size=size).astype(np.float64)
+        found.append(estimate(times))
+    return _percentiles(np.concatenate(found))
+
+
+def _percentiles(estimates: Floats) -> tuple[float, float]:
+    low, high = np.percentile(estimates, (TAIL_PERCENT, 100 - TAIL_PERCENT))
+    return float(low), float(high)

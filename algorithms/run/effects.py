@@ -1,0 +1,71 @@
+"""Given flags that have no effect; known once the environment exists."""
+
+from collections.abc import Iterator, Mapping
+
+from appo.algorithms.models.config import MLP, ModelConfig, encoder_names
+from appo.algorithms.run.algorithms import ALGORITHMS
+from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.config import WITHOUT_EFFECT
+from appo.envs.spec import MASK_KEY, EnvSpec
+
+FEATURES = {
+    "actors": "algorithms that play environments",
+    "agents": "environments of several agents",
+    "central": "--inference=central",
+    "critic": "networks with a critic",
+    "images": "environments that show images",
+    "memory": "networks with a memory",
+    "numbers": "actions that are numbers",
+    "processes": "runs with processes, not --inference=serial",
+    "reals": "actions that are drawn as numbers",
+    "returns": "algorithms that estimate returns",
+    "track=*wandb*": "--track=wandb",
+    "vectors": "environments that show numbers",
+}
+"""Words of `Flag.needs` that are no flags -> their names in a message."""
+
+
+def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
+    """Return the values that decide whether flags have an effect: all flags, and each feature as on or off.
+
+    Args:
+        config: completed configuration.
+        spec: spaces of the environment.
+        placement: place where policies act.
+        remembers: whether a network of the run has a memory.
+    """
+    algorithm = config.algorithm
+    inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
+    encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
+    features: dict[str, object] = {
+        "actors": algorithm.needs_actors,
+        "agents": spec.num_agents > 1,
+        "central": placement == "central",
+        "critic": algorithm.values == "critic",
+        "images": bool(encoders - {MLP}),
+        "memory": remembers,
+        "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
+        "processes": placement != "serial",
+        "reals": any(spec.action.is_real),
+        "returns": bool(algorithm.values),
+        "vectors": MLP in encoders,
+    }
+    return config.to_flat() | features
+
+
+def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
+    """Yield a line about every given flag that changes nothing for any policy of this run.
+
+    Flags of network and learning are skipped where a part of the network or the algorithm is the user's: user code may
+    read them.
+    """
+    owned = {"model": bool(config.model.encoder_custom), "learning": config.run.algo not in ALGORITHMS}
+    policies = [{**features, **own} for own in config.differences]
+    for part, flags in config.table.by_part.items():
+        for name in sorted(config.given & flags.keys()):
+            if name in WITHOUT_EFFECT:
+                yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
+            elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
+                words = str(missing[0]).replace(">", " above ").split("|")
+                off = " or ".join(FEATURES.get(word, f"--{word}") for word in words)
+                yield f"--{name} has no effect: it is for {off}"

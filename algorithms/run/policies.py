@@ -1,0 +1,87 @@
+"""Several policies in one run: their controllers in main, and their comparison at the end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from appo.algorithms.ops.intervals import welch_interval
+from appo.algorithms.population.controller import Controller
+from appo.algorithms.population.exploit_explore import ExploitExplore
+from appo.algorithms.population.lineage import Lineage
+from appo.algorithms.population.matchmaking import LEARNER
+from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.population.self_play import Pool, SelfPlay
+from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
+from appo.algorithms.runtime.memory.weights import WeightRing
+from appo.algorithms.runtime.messages import (
+    PolicyTraits,
+)
+from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.command_line import words_of
+
+
+def make_controller(
+    config: Config, exploit_explore: ExploitExplore, monitor: Monitor, traits: Sequence[PolicyTraits], actors: int
+) -> Controller | None:
+    """Make the controller of a run with different or changing policies; None for other runs."""
+    if not (config.population.with_pbt or config.population.per_policy):
+        return None
+    learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
+    lineage = Lineage(config.run.run_directory, traits)
+    return Controller(exploit_explore, monitor, lineage, traits, learning, actors)
+
+
+def make_self_play(
+    config: Config,
+    topology: Topology,
+    arena: Arena,
+    table: Table,
+    monitor: Monitor,
+    resumed: Mapping[str, Any],
+) -> SelfPlay | None:
+    """Make the pool of a run with `--self_play`; None for other runs.
+
+    Args:
+        config: all flags.
+        topology: topology of the run.
+        arena: shared memory of the run.
+        table: name and shape of every weight.
+        monitor: receiver of the figures.
+        resumed: plain state of the learner's checkpoint; {}: no checkpoint.
+    """
+    if not topology.num_past:
+        return None
+    rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
+    past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), table)
+    env_steps = int(resumed["env_steps"]) if resumed else None
+    return SelfPlay(config.population, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
+
+
+def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for every policy but the first: the difference of its mean return to the first policy's.
+
+    The interval covers the last episodes played; variation between seeds is not included.
+
+    Args:
+        policies: progress of every policy.
+        given: flags that `--per_policy` gives every policy.
+    """
+    lines = []
+    first = policies[0].episode_return.values()
+    for policy, (progress, values) in enumerate(zip(policies, given, strict=True)):
+        found = welch_interval(first, progress.episode_return.values()) if policy else None
+        if found is None:
+            continue
+        low, high = found.mean - found.margin, found.mean + found.margin
+        verdict = "" if low > 0 or high < 0 else ": no difference that these episodes show"
+        own = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
+        its = " ".join(f"{name}={words_of(value)}" for name, value in given[0].items())
+        lines.append(
+            f"policy {policy} ({own}) against policy 0 ({its}): return {found.mean:+.2f}, 95 % interval"
+            f" [{low:+.2f}, {high:+.2f}] over their last {progress.episode_return.count} and {len(first)}"
+            f" episodes{verdict}"
+        )
+    return lines
