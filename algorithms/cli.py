@@ -101,7 +101,7 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "plot": Command(
-        "draw learning curves, with bands over seeds",
+        "draw learning curves with bands over seeds, or who copied whom in a run of several policies",
         "appo.algorithms.tools.plot:plot",
         "appo.algorithms.tools.flags:PlotConfig",
         "appo plot RUN OR GROUP... -o FILE [flags]      for example: appo plot CartPole-v1_1 nets -o curve.png",
@@ -119,15 +119,6 @@ COMMANDS: Mapping[str, Command] = {
         needs="the folder of a run, or several: appo runs lists them",
         short=OUTPUT,
         check=CHECK_FOLDERS,
-    ),
-    "lineage": Command(
-        "draw who copied whom in a run of several policies",
-        "appo.algorithms.tools.lineage:lineage",
-        "appo.algorithms.tools.flags:LineageConfig",
-        "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png",
-        words=("run",),
-        needs="the name of a run",
-        short=OUTPUT,
     ),
     "evaluate": Command(
         "measure checkpoints, also while they are trained, and keep the best",

@@ -17,7 +17,8 @@ from appo.algorithms.models.custom import custom_class
 from appo.algorithms.offline.fitted_q import FittedQ, Transitions
 from appo.algorithms.ops import off_policy
 from appo.algorithms.ops.distributions import ActionDistribution
-from appo.algorithms.ops.off_policy import Floats, Interval
+from appo.algorithms.ops.intervals import Floats
+from appo.algorithms.ops.off_policy import Interval
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import load_player

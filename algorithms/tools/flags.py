@@ -60,7 +60,14 @@ class PlotConfig:
     """Flags of `appo plot`."""
 
     runs: tuple[str, ...] = flag((), RUNS)
-    output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
+    output: str = flag(
+        "",
+        "the picture to write, also as -o FILE; its suffix is the format; empty = learning_curve.png, or with --lineage"
+        " lineage.png of the run",
+    )
+    lineage: bool = flag(
+        False, "instead of curves, print and draw who copied whom among the policies of one run, over env steps"
+    )
     x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
@@ -75,18 +82,6 @@ class ReportConfig:
     x: str = flag("env_steps", "what the curves are drawn over at first", choices=("env_steps", "hours"))
     video_mb: int = flag(
         24, "MiB of videos of evaluations that the page may hold; 0 = none are put into it", minimum=0, maximum=500
-    )
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-
-
-@dataclass(frozen=True)
-class LineageConfig:
-    """Flags of `appo lineage`."""
-
-    run: str = flag("", "name of the run in train_dir, or its folder; it may be the first word without a name")
-    output: str = flag(
-        "", "picture to draw, by its suffix png, svg or pdf; -o is the same; empty = lineage.png of the run"
     )
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from appo.algorithms.population.lineage import read_events
 from appo.algorithms.run.config import FLAGS_BY_PART
-from appo.algorithms.run.folder import find_runs
+from appo.algorithms.run.folder import find_run, find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
 from appo.algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
 from appo.algorithms.tools.flags import PlotConfig
+from appo.algorithms.tools.lineage import describe, draw_lineage
 from appo.utils.command_line import say, words_of
 from appo.utils.errors import UsageError
 from appo.utils.files import replaced_when_whole
+from appo.utils.run_folder import LINEAGE_FILE, RunFolder
 from appo.utils.values import printable, shown
 
 if TYPE_CHECKING:
@@ -68,7 +71,10 @@ def plot(config: PlotConfig) -> int:
     Raises:
         UsageError: there is no such run, none has a curve, matplotlib is missing or the file cannot be written.
     """
-    directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
+    root = Path(config.train_dir, config.experiments_root)
+    if config.lineage:
+        return _plot_lineage(config, root)
+    directories = find_runs(config.runs, root)
     curves = read_each(directories, lambda _, d: Curve(d.resolve().name, flags_of_run(d), read_curve(d)))
     known = [curve for curve in curves if len(curve.points) > 1]
     for curve in curves:
@@ -76,8 +82,26 @@ def plot(config: PlotConfig) -> int:
             say(f"{shown(curve.name)} has reported too few returns for a curve")
     if not known:
         raise UsageError("there is nothing to draw")
-    draw(group_runs(known), cast(Axis, config.x), Path(config.output))
-    say(f"{len(known)} of {len(directories)} runs drawn: {config.output}")
+    output = config.output or "learning_curve.png"
+    draw(group_runs(known), cast(Axis, config.x), Path(output))
+    say(f"{len(known)} of {len(directories)} runs drawn: {output}")
+    return 0
+
+
+def _plot_lineage(config: PlotConfig, root: Path) -> int:
+    """Print and draw the decisions about the policies of a run."""
+    if len(config.runs) > 1:
+        raise UsageError(f"--lineage draws one run, not {len(config.runs)}")
+    run = find_run(config.runs[0], root)
+    events = read_events(run)
+    if not events:
+        raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
+    for line in describe(events):
+        say(line)
+    path = Path(config.output) if config.output else RunFolder(run).lineage_picture
+    _require_matplotlib()
+    _save(draw_lineage(events), path)
+    say(f"drawn: {path}")
     return 0
 
 
@@ -131,8 +155,7 @@ def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
     Raises:
         UsageError: matplotlib is missing, or the file cannot be written.
     """
-    if find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib: pip install appo[plots]")
+    _require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -153,6 +176,11 @@ def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
     for text in figure.legend(frameon=False, fontsize=8, loc="outside lower left").get_texts():
         text.set_parse_math(False)
     _save(figure, path)
+
+
+def _require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise UsageError('drawing needs matplotlib: pip install "appo[plots]"')
 
 
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, label: str, colour: str) -> None:

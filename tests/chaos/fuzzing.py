@@ -59,7 +59,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plot": ("plot", "run", "victim", "-o", "out/plot.svg"),
     "report": ("report", "run", "victim", "-o", "out/report.html"),
     "report_one": ("report", "run", "-o", "out/report.html"),
-    "lineage": ("lineage", "run", "-o", "out/lineage.svg"),
+    "lineage": ("plot", "run", "--lineage", "-o", "out/lineage.svg"),
     "enjoy": ("enjoy", "--experiment=run", *SHORT),
     "enjoy_best": ("enjoy", "--experiment=run", "--load_checkpoint_kind=best", "--json", *SHORT),
     "evaluate": ("evaluate", "run", "--episodes=2", "--max_num_frames=40"),

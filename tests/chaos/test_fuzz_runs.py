@@ -31,7 +31,7 @@ def test_damaged_runs_do_no_harm_and_cost_little(tmp_path: Path) -> None:
 
 def test_every_command_that_reads_runs_is_tried_alike() -> None:
     assert {words[0] for words in fuzzing.COMMANDS.values()} == {
-        "runs", "top", "compare", "plot", "report", "lineage", "enjoy", "evaluate", "match", "export",
+        "runs", "top", "compare", "plot", "report", "enjoy", "evaluate", "match", "export",
         "hub", "replay", "train",
     }  # fmt: skip
     assert 2000 // len(fuzzing.COMMANDS) >= 100

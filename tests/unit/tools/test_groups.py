@@ -125,7 +125,7 @@ def test_one_run_is_needed(train_dir: Path, word: str, message: str) -> None:
         ("estimate", "outer", "--dataset=d"),
         ("match", "outer", "alone"),
         ("match", "outer:best", "alone"),
-        ("lineage", "outer"),
+        ("plot", "outer", "--lineage"),
     ],
 )
 def test_commands_of_one_run_list_those_of_a_group(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
