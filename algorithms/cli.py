@@ -200,12 +200,6 @@ COMMANDS: Mapping[str, Command] = {
         "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1",
         training="flags",
     ),
-    "selftest": Command(
-        "kill processes of a small run for a minute and check that nothing is lost",
-        "appo.algorithms.tools.selftest.selftest:selftest",
-        "appo.algorithms.tools.flags:SelftestConfig",
-        "appo selftest [flags]      for example: appo selftest --kills=100",
-    ),
 }
 
 

@@ -274,14 +274,6 @@ class DoctorConfig:
     json: bool = flag(False, "print a JSON object instead of text")
 
 
-@dataclass(frozen=True)
-class SelftestConfig:
-    """Flags of `appo selftest`."""
-
-    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
-    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
-
-
 def check_location(config: Any) -> None:
     """Refuse names of folders that do not say where runs are (UsageError)."""
     check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.tools.selftest.killer import MARKER, processes_of
 from appo.utils.hashed_files import Entry
+from tests.chaos.killer import MARKER, processes_of
 
 EXTRA_SECONDS, EXTRA_BYTES = 2.0, 100 << 20
 """What a command may take beyond the same one on the run as it was."""

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from appo.algorithms.tools.selftest.killer import MARKER
 from tests.chaos import fuzzing
+from tests.chaos.killer import MARKER
 from tests.chaos.runs import ROOT
 
 RUNS, SEED = int(os.environ.get("APPO_FUZZ_RUNS", "200")), os.environ.get("APPO_FUZZ_SEED", "1")

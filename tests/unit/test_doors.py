@@ -124,8 +124,6 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
-    "appo.algorithms.tools.selftest.killer": ({FILE, NAMES, NUMBER}, PROC),
-    "appo.algorithms.tools.selftest.selftest": ({FILE, NAMES}, "a temporary folder of its own, and /proc"),
     "appo.envs.env_set": ({JSON}, "a copy of what it has made"),
 }
 """Module -> what it may read by itself, and why nothing of a stranger's is believed there."""

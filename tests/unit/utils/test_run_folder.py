@@ -352,8 +352,6 @@ ELSEWHERE = {
     "appo.algorithms.tools.hub: Path(config.train_dir).mkdir(parents=True, exist_ok=True)": "above all runs",
     "appo.algorithms.tools.hub: target.parent.mkdir(parents=True, exist_ok=True)": "in a new folder",
     "appo.algorithms.tools.hub: target.open('xb')": "in a new folder",
-    "appo.algorithms.tools.selftest.selftest: self._log_path.open('wb')": "in a temporary folder of its own",
-    "appo.algorithms.tools.selftest.selftest: shutil.rmtree(folder, ignore_errors=True)": "the same",
     "appo.algorithms.tools.doctor: shutil.rmtree(folder, ignore_errors=True)": "in a temporary folder of its own",
     "appo.algorithms.run.folder: os.rename(directory, aside)": "the folder of a run, which is no link",
     "appo.algorithms.run.folder: os.rename(aside, directory)": "the same, back",
