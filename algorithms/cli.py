@@ -93,7 +93,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "compare": Command(
         "say in what runs differ, and how well they learned",
-        "appo.algorithms.tools.compare:compare",
+        "appo.algorithms.tools.comparison.compare:compare",
         "appo.algorithms.tools.flags:CompareConfig",
         "appo compare RUN OR GROUP... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
         words=("runs",),
@@ -102,7 +102,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "plot": Command(
         "draw learning curves with bands over seeds, or who copied whom in a run of several policies",
-        "appo.algorithms.tools.plot:plot",
+        "appo.algorithms.tools.comparison.plot:plot",
         "appo.algorithms.tools.flags:PlotConfig",
         "appo plot RUN OR GROUP... -o FILE [flags]      for example: appo plot CartPole-v1_1 nets -o curve.png",
         words=("runs",),

@@ -2,40 +2,33 @@
 
 import contextlib
 import json
-import math
 import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from appo.algorithms.ops.intervals import bootstrap_interval
-from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
-from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.numpy_player import cheapest
+from appo.algorithms.playing.player import load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
-from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.folder import find_runs, refuse_links
 from appo.algorithms.run.summary import LIVING_STATES
-from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import read_plain
-from appo.algorithms.tools.compare import read_each
-from appo.algorithms.tools.enjoy import play_run
+from appo.algorithms.tools.comparison.saved_runs import read_each
+from appo.algorithms.tools.filming import Filming
 from appo.algorithms.tools.flags import EvaluateConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
-from appo.envs.spec import EnvSpec, GroupEnv
+from appo.envs.spec import GroupEnv
 from appo.utils import checkpoint_files, machine
 from appo.utils.command_line import complain, say
-from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
+from appo.utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
 from appo.utils.hashed_files import Content
 from appo.utils.metrics import MetricsLog
-from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
+from appo.utils.run_folder import RunFolder, own_folder
 from appo.utils.tensorboard import EventWriter
 from appo.utils.values import flag_hint, from_plain, json_text, shown
 
@@ -301,97 +294,3 @@ def _give_way() -> None:
     Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
     """
     machine.set_niceness(19)
-
-
-# Videos of evaluations: how the newest policy plays, every now and then.
-
-
-class Filming:
-    """Films the first episode of evaluations; a failure costs one film.
-
-    Args:
-        folder: of the videos.
-        every_minutes: the least time between two videos of a policy; 0: none are made.
-    """
-
-    def __init__(self, folder: Path, every_minutes: float) -> None:
-        self.folder, self.every_seconds = folder, 60 * every_minutes
-        self._failed: dict[int, float] = {}  # when a film of a policy last did
-        self._warned = False  # since one succeeded
-        if self.every_seconds:
-            draw_offscreen()  # before anything imports what can draw
-
-    def is_due(self, policy: int) -> bool:
-        """Return whether the newest video of a policy, which may be of a run before a restart, is old enough."""
-        if not self.every_seconds:
-            return False
-        newest = self._failed.get(policy, -math.inf)
-        for path in self.folder.glob(f"p{policy}_*.mp4"):
-            with contextlib.suppress(OSError):  # somebody has just removed it
-                newest = max(newest, path.stat().st_mtime)
-        return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
-
-    def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
-        """Play the first episode once more, drawn; log the first of several failures in a row.
-
-        It is the same episode where the environment draws its random numbers from the seed.
-        """
-        name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
-        for unfinished in names_in_own(self.folder):
-            if unfinished.startswith(f".p{flags.policy_index}_"):  # of a process that was killed
-                with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
-                    remove_own(self.folder / unfinished)
-        path = self.folder / f"{name}.mp4"
-        filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
-        try:
-            with own_folder(self.folder, make=True):
-                video = play_run(run, filmed, seed).video
-        except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
-            self._failed[flags.policy_index] = time.time()
-            if not self._warned:
-                trace = traceback_of(error) if isinstance(error, AppoError) else ""
-                complain(f"warning: no video of an evaluation: {error}\n{trace}")
-            self._warned = True
-            return
-        self._warned = False
-        if video is not None and video.pictures:
-            say(f"video: {path}, {video.pictures} pictures at {video.pictures_per_second:g} per second")
-
-
-# Playing small networks without torch: evaluating them beside training would be little else than torch's dispatch.
-
-
-class NumpyPlayer:
-    """Acts as a `Player` of one environment does, but for rounding and the random numbers; made by `cheapest`.
-
-    Args:
-        mlp: the network.
-        spec: of the environment.
-        sampler: of actions; None: they are the most probable ones.
-    """
-
-    def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:
-        rows, self._mlp, self._sampler, self._parts = spec.num_agents, mlp, sampler, spec.action.parts
-        self._logits = np.empty((rows, spec.action.num_logits), np.float32)
-        self._value, self._log_prob = np.empty((2, rows), np.float32)
-        self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
-
-    def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *], until the next call; `first` says nothing to an MLP."""
-        self._mlp.act(obs[self._mlp.key], self._logits, self._value)
-        if self._sampler is None:
-            most_probable(self._parts, self._logits, self._action)
-        else:
-            self._sampler.sample(self._logits, self._action, self._log_prob)
-        return self._action
-
-
-def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
-    """Return the player that acts at the smallest cost: the one given, unless its network and actions are simple."""
-    policy, spec = player.policy, player.spec
-    if type(policy) is not StochasticPolicy:  # a subclass may act otherwise
-        return player
-    sampler, mlp = policy.random(seed, spec.num_agents).sampler, numpy_mlp(policy.model, spec.num_agents)
-    if sampler is None or mlp is None:
-        return player
-    return NumpyPlayer(mlp, spec, None if deterministic else sampler)

@@ -22,7 +22,7 @@ from appo.algorithms.runtime.monitor.panel import Snapshot, draw, render
 from appo.algorithms.runtime.monitor.performance import Performance, RoleTimes
 from appo.algorithms.runtime.monitor.terminal import Screen
 from appo.algorithms.runtime.roles import ROLES
-from appo.algorithms.tools.compare import read_each
+from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.flags import TopConfig
 from appo.algorithms.tools.runs import age
 from appo.utils.command_line import say

@@ -129,7 +129,7 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.run.code",  # of a start, as in the journal
         "appo.algorithms.run.folder",  # the journal of starts
         "appo.algorithms.tools.top",  # the same
-        "appo.algorithms.tools.evaluate",  # compared with the times of files
+        "appo.algorithms.tools.filming",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
         "appo.algorithms.runtime.monitor.overview",
         "appo.utils.tensorboard",  # TensorBoard's events
@@ -360,7 +360,7 @@ TRACKERS = ("wandb", "trackio", "mlflow")
         ("appo.algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
         ("appo.algorithms.playing.config", ("torch", "numpy", "gymnasium")),
         ("appo.algorithms.run.summary", ("torch", "numpy", "gymnasium")),
-        ("appo.algorithms.tools.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
+        ("appo.algorithms.tools.comparison.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
         ("algorithms", ("torch", "numpy", "gymnasium")),  # whatever can be imported from it
         ("appo.algorithms.run.training", ("torch",)),
     ],

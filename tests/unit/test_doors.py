@@ -87,7 +87,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
     "appo.algorithms.runtime.memory.learner_state": ({JSON}, "the door of states: bounded, each value checked"),
     "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
-    "appo.algorithms.tools.evaluate": (
+    "appo.algorithms.tools.filming": (
         {NAMES, NUMBER},
         "whether there is something; the name of a verified checkpoint",
     ),

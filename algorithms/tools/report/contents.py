@@ -15,7 +15,7 @@ from appo.algorithms.run.folder import count_starts, saved_flags
 from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
 from appo.algorithms.runtime.monitor.curves import PLACE, Point
 from appo.algorithms.runtime.monitor.panel import Snapshot
-from appo.algorithms.tools.compare import default_flags
+from appo.algorithms.tools.comparison.saved_runs import default_flags
 from appo.algorithms.tools.top import ObservedRun
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError

@@ -10,8 +10,8 @@ from appo.algorithms import cli
 from appo.algorithms.population import lineage as module
 from appo.algorithms.population.lineage import Event, Lineage, numbers_of, read_events
 from appo.algorithms.runtime.messages import PolicyTraits
-from appo.algorithms.tools import plot
-from appo.algorithms.tools.lineage import describe
+from appo.algorithms.tools.comparison import plot
+from appo.algorithms.tools.comparison.lineage import describe
 from appo.utils.errors import UsageError
 
 EVENT = Event(

@@ -6,8 +6,8 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.curves import Point
-from appo.algorithms.tools import plot
-from appo.algorithms.tools.plot import Curve, band_of, group_runs, interquartile_mean
+from appo.algorithms.tools.comparison import plot
+from appo.algorithms.tools.comparison.plot import Curve, band_of, group_runs, interquartile_mean
 from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import reports, write_run
 

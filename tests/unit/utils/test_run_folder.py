@@ -342,7 +342,7 @@ ELSEWHERE = {
     "appo.algorithms.playing.video: path.parent.mkdir(parents=True, exist_ok=True)": "of a video that the user names",
     "appo.algorithms.playing.video: self._temporary.unlink(missing_ok=True)": "a name that nobody can guess",
     "appo.algorithms.playing.video: os.replace(self._temporary, self.path)": "replaces a link itself",
-    "appo.algorithms.tools.plot: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
+    "appo.algorithms.tools.comparison.plot: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
     "appo.algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
     "appo.algorithms.tools.report.report: temporary.write_bytes(content)": "named by the user",
     "appo.algorithms.tools.launch: folder.mkdir(parents=True, exist_ok=True)": "above all runs",

@@ -18,9 +18,9 @@ from appo.algorithms.population.lineage import read_events
 from appo.algorithms.run.config import FLAGS_BY_PART
 from appo.algorithms.run.folder import find_run, find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
-from appo.algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
+from appo.algorithms.tools.comparison.lineage import describe, draw_lineage
+from appo.algorithms.tools.comparison.saved_runs import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
 from appo.algorithms.tools.flags import PlotConfig
-from appo.algorithms.tools.lineage import describe, draw_lineage
 from appo.utils.command_line import say, words_of
 from appo.utils.errors import UsageError
 from appo.utils.files import replaced_when_whole
