@@ -11,12 +11,12 @@ from appo.envs.spec import EnvSpec
 
 
 class NumpyPlayer:
-    """Acts as a `Player` of one environment does, but for rounding and the random numbers; made by `cheapest`.
+    """Acts like a `Player` of one environment, except for rounding and random numbers; made by `cheapest`.
 
     Args:
-        mlp: the network.
-        spec: of the environment.
-        sampler: of actions; None: they are the most probable ones.
+        mlp: network.
+        spec: spaces of the environment.
+        sampler: sampler of actions; None: the most probable actions are taken.
     """
 
     def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:
@@ -26,7 +26,7 @@ class NumpyPlayer:
         self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *], until the next call; `first` says nothing to an MLP."""
+        """Return actions [R, A] for observations [R, *], valid until the next call; an MLP ignores `first`."""
         self._mlp.act(obs[self._mlp.key], self._logits, self._value)
         if self._sampler is None:
             most_probable(self._parts, self._logits, self._action)
@@ -36,7 +36,7 @@ class NumpyPlayer:
 
 
 def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
-    """Return the player that acts at the smallest cost: the one given, unless its network and actions are simple."""
+    """Return a `NumpyPlayer` for simple networks and actions, else the given player."""
     policy, spec = player.policy, player.spec
     if type(policy) is not StochasticPolicy:  # a subclass may act otherwise
         return player

@@ -1,4 +1,4 @@
-"""`appo evaluate` plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
+"""`appo evaluate` plays checkpoints of a run, during or after training, and keeps the checkpoint that plays best."""
 
 import contextlib
 import json
@@ -33,13 +33,13 @@ from appo.utils.tensorboard import EventWriter
 from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
-"""How actions are chosen -> whether the most probable one is taken."""
+"""Mode -> whether to take the most probable action."""
 
 MOST_SUMMARY_BYTES = 16 << 20
-"""Of TensorBoard's files of a policy's evaluations; of larger ones about every second old point is left out."""
+"""Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
 
 MOST_OF_THE_CORES = 0.015
-"""What evaluations may take of all cores' time on average, so that training hardly feels them."""
+"""Average share of all cores' time for evaluations."""
 
 LONGEST_SLEEP_SECONDS = 1.0
 
@@ -47,11 +47,11 @@ SAID = ("seed", "env_kwargs", "flags")
 """Flags that stand beside each result."""
 
 SETTINGS = ("best_by", "env_kwargs", "flags")
-"""Flags that means must have in common to be compared."""
+"""Flags that must be equal for two means to be compared."""
 
 
 class Evaluation(NamedTuple):
-    """The returns of a policy that was evaluated, in one mode.
+    """The returns of a policy in an evaluation, in one mode.
 
     Attributes:
         low, high: confidence interval of the mean return.
@@ -68,7 +68,7 @@ class Evaluation(NamedTuple):
     seconds: float
 
     def line(self) -> str:
-        """Return the evaluation in one line."""
+        """Return the evaluation as one line."""
         return (
             f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
             f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
@@ -76,13 +76,14 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Evaluate the newest checkpoint of every policy of runs, of one run newer ones too if asked; return the exit code.
+    """Evaluate the newest checkpoint of every policy of the runs; return the exit code.
 
-    A run of several that cannot be evaluated is left out, which is said.
+    With `--every_sec`, follow one run and evaluate newer checkpoints. Of several runs, leave out a run that cannot be
+    evaluated, with a warning.
 
     Raises:
-        UsageError: there is no such run, there are several to be followed, or its environment cannot be made.
-        CheckpointError: there is nothing to evaluate, or nothing that can be used.
+        UsageError: a run is missing, several runs cannot be followed, or the environment cannot be made.
+        CheckpointError: no run has a usable checkpoint.
         EnvironmentFailure: the environment raised.
     """
     directories = find_runs(config.run, Path(config.train_dir))
@@ -107,15 +108,15 @@ def evaluate(config: EvaluateConfig) -> int:
 class Evaluator:
     """Plays the newest checkpoints of a run, every policy in the same episodes.
 
-    A single look at a run that cannot be written keeps nothing, and says so.
+    Without `--every_sec`, an evaluation of a run that cannot be written keeps no results and prints a warning.
 
     Args:
-        directory: of the run.
-        config: how.
-        name: of the run beside each result; empty: it is the only one.
+        directory: directory of the run.
+        config: flags of the evaluation.
+        name: name of the run beside each result; empty for a single run.
 
     Attributes:
-        settings: the flags that means must have in common to be compared.
+        settings: flags that must be equal for two means to be compared.
     """
 
     def __init__(self, directory: Path, config: EvaluateConfig, name: str = "") -> None:
@@ -135,7 +136,7 @@ class Evaluator:
             with own_folder(folder, make=True):
                 self._log = MetricsLog(self.folder.results)
         except OSError as error:
-            if self.config.every_sec:  # nobody may be there to read what is printed
+            if self.config.every_sec:  # nobody may read the output
                 raise ResourceError(f"cannot write {folder}: {error.strerror}") from None
             complain(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
         return self
@@ -148,15 +149,15 @@ class Evaluator:
             writer.close()
 
     def follow(self) -> None:
-        """Look again and again, until the run has ended and its last checkpoint is evaluated."""
+        """Evaluate repeatedly until the run has ended and the last checkpoint is evaluated."""
         while True:
             begin, used_before, living = time.monotonic(), time.process_time(), self._is_living()
             try:
                 self.look()
-            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
+            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may work
                 complain(f"warning: {error}\n{traceback_of(error)}")
                 self._close_envs()
-            if not living:  # its last checkpoint was there before it said so
+            if not living:  # the last checkpoint precedes the final state
                 return
             rest = (time.process_time() - used_before) / (MOST_OF_THE_CORES * machine.available_cores())
             due = begin + max(self.config.every_sec, rest)
@@ -167,10 +168,10 @@ class Evaluator:
         return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
-        """Evaluate the checkpoints that are new since the last look.
+        """Evaluate the checkpoints written since the last look.
 
         Raises:
-            UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
+            UsageError, CheckpointError, EnvironmentFailure: see `evaluate`.
         """
         return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
@@ -220,7 +221,6 @@ class Evaluator:
         return Evaluation(policy, env_steps, mode, len(returns), mean, std, *bootstrap_interval(returns), seconds)
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
-        """Write TensorBoard's curves."""
         if policy not in self._writers:
             folder = self.folder.evaluation_summaries(policy)
             self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
@@ -228,10 +228,10 @@ class Evaluator:
         self._writers[policy].add(found[0].env_steps, tags)
 
     def _keep_if_best(self, folder: Path, run: SavedRun, one: Evaluation) -> None:
-        """Keep a checkpoint instead of the best before, if its mean is higher; say if the intervals are apart.
+        """Replace the kept best checkpoint if the mean is higher; print whether the intervals overlap.
 
-        One that was measured with other flags cannot be compared, and gives way; what plays in another environment
-        than the flags of the run describe takes nobody's place.
+        A kept checkpoint measured with different flags is replaced. An evaluation in another environment than the run's
+        evaluations keeps nothing.
         """
         for name in ("env_kwargs", "flags"):
             if getattr(self.config, name) != getattr(run.config.logging, f"eval_{name}"):
@@ -266,7 +266,7 @@ class Evaluator:
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
-    """Return value, low, high, settings of the best evaluated checkpoint; None without one to be read."""
+    """Return value, low, high and settings of the best evaluated checkpoint; None if no checkpoint can be read."""
     for _, path in checkpoint_files.listed_if_readable(folder):
         with contextlib.suppress(CheckpointError, KeyError):
             kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
@@ -275,7 +275,7 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def _overrule(saved: Config, config: EvaluateConfig) -> Config:
-    """Return the flags of the run with those that evaluations change."""
+    """Return the flags of the run, changed by the flags of the evaluation."""
     table = saved.table.by_part["env"]
     flags = {name.replace("-", "_"): value for name, value in config.flags.items()}
     if unknown := next((name for name in flags if name not in table), None):
@@ -289,8 +289,8 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
 
 
 def _give_way() -> None:
-    """Take the cores that others of the session leave, and a little more: a busy machine would leave nothing else.
+    """Lower the priority: the evaluator uses idle cores, and a small share on a busy machine.
 
-    Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
+    Linux shares cores between sessions before priorities count, so the evaluator must run in the session of the run.
     """
     machine.set_niceness(19)

@@ -1,4 +1,4 @@
-"""Videos of evaluations: the newest policy at play, at most one in so many minutes."""
+"""Videos of evaluations: the newest policy at play, at intervals."""
 
 import contextlib
 import math
@@ -19,36 +19,36 @@ class Filming:
     """Films the first episode of evaluations; a failure costs one film.
 
     Args:
-        folder: of the videos.
-        every_minutes: the least time between two videos of a policy; 0: none are made.
+        folder: folder of the videos.
+        every_minutes: least time between two videos of a policy; 0: no videos.
     """
 
     def __init__(self, folder: Path, every_minutes: float) -> None:
         self.folder, self.every_seconds = folder, 60 * every_minutes
-        self._failed: dict[int, float] = {}  # when a film of a policy last did
-        self._warned = False  # since one succeeded
+        self._failed: dict[int, float] = {}  # time of the last failure of a policy
+        self._warned = False  # since the last success
         if self.every_seconds:
-            draw_offscreen()  # before anything imports what can draw
+            draw_offscreen()  # before a drawing library is imported
 
     def is_due(self, policy: int) -> bool:
-        """Return whether the newest video of a policy, which may be of a run before a restart, is old enough."""
+        """Return whether the newest video of a policy, perhaps from before a restart, is old enough."""
         if not self.every_seconds:
             return False
         newest = self._failed.get(policy, -math.inf)
         for path in self.folder.glob(f"p{policy}_*.mp4"):
-            with contextlib.suppress(OSError):  # somebody has just removed it
+            with contextlib.suppress(OSError):  # removed in between
                 newest = max(newest, path.stat().st_mtime)
-        return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
+        return not 0 <= time.time() - newest < self.every_seconds  # a time in the future: the clock was put back
 
     def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
-        """Play the first episode once more, drawn; log the first of several failures in a row.
+        """Play the first episode once more, drawn; warn at the first of several failures in a row.
 
-        It is the same episode where the environment draws its random numbers from the seed.
+        The episode is the evaluated episode if the environment draws random numbers from the seed only.
         """
         name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
         for unfinished in names_in_own(self.folder):
             if unfinished.startswith(f".p{flags.policy_index}_"):  # of a process that was killed
-                with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
+                with contextlib.suppress(OSError):  # an obstacle is reported when the new film is written
                     remove_own(self.folder / unfinished)
         path = self.folder / f"{name}.mp4"
         filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)

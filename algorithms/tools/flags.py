@@ -1,4 +1,4 @@
-"""Flags of the tools, and checks of flags that are right alone and wrong together; torch-free: help is quick."""
+"""Flags of the tools, and checks of flags that contradict each other; without torch, so help is quick."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from appo.utils.values import shown
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
-"""Flags of training that say which run of a launch it is, and so are not for the user."""
+"""Flags of training that identify a run of a launch; users cannot give them."""
 
 RUNS = "runs, or groups of runs such as those of appo launch: names in train_dir, or paths; they may be the first words"
 
@@ -275,12 +275,12 @@ class DoctorConfig:
 
 
 def check_location(config: Any) -> None:
-    """Refuse names of folders that do not say where runs are (UsageError)."""
+    """Refuse names of folders that contain no runs (UsageError)."""
     check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")
 
 
 def check_estimate(config: EstimateConfig) -> None:
-    """Refuse an estimate from nothing, or by what is no estimator (UsageError)."""
+    """Refuse an estimate without a dataset, and unknown estimators (UsageError)."""
     check_location(config)
     if not config.dataset:
         raise UsageError("appo estimate needs --dataset=D, episodes that others have played")
@@ -290,7 +290,7 @@ def check_estimate(config: EstimateConfig) -> None:
 
 
 def check_record(config: RecordConfig) -> None:
-    """Refuse a recording of nothing, or to nowhere (UsageError)."""
+    """Refuse a recording without a run, an environment or a dataset to write (UsageError)."""
     check_location(config)
     config.check()
     if not config.output:
@@ -316,7 +316,7 @@ def check_hub(config: HubConfig) -> None:
 
 
 def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
-    """Refuse a launch without a name or seeds, and flags of training that it decides itself (UsageError)."""
+    """Refuse a launch without a name or seeds, and flags of training chosen by the launch (UsageError)."""
     if not config.name:
         raise UsageError("appo launch needs a --name for its folder")
     check_location(config)

@@ -14,10 +14,10 @@ FORMATS = ("toml", "json")
 
 
 def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the format in which the flags are to be printed, empty where they are not, and the other words.
+    """Return the format of `--print_config`, empty without the flag, and the other words.
 
     Raises:
-        UsageError: there is no such format.
+        UsageError: the format is unknown.
     """
     asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
     if not asked:
@@ -29,7 +29,7 @@ def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str:
-    """Return the text of all flags in one of `FORMATS`."""
+    """Return the text of all flags in a format of `FORMATS`."""
     flat = config.to_flat()
     if wanted == "json":
         return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
@@ -41,13 +41,13 @@ def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str
 
 
 def _line(name: str, value: object, origin: str) -> str:
-    # A file cannot name another one, and a run that was given no name gets a new one each time.
+    # A config file cannot name a config file, and a run without a name gets a new name each time.
     left_out = name == "config" or (name == "experiment" and origin == "default")
     return f"{'# ' * left_out}{name} = {_toml(value)}  # {origin}"
 
 
 def _toml(value: object) -> str:
-    """Return a value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
+    """Return a value as TOML. TOML lacks null: None is a word, and a mapping with null is a string of JSON."""
     if value is None:
         return '"none"'
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`appo train` reads a command line of training, says where its flags come from, and starts the run."""
+"""`appo train` reads a command line of training, prints the origins of flags, and starts the run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from appo.utils.command_line import print_and_exit, say, words_of
 
 
 def train(argv: Sequence[str]) -> int:
-    """Train a policy, or print the configuration where `--print_config` asks for it; return the exit code.
+    """Train a policy, or print the configuration for `--print_config`; return the exit code.
 
     Raises:
         UsageError: the command line is wrong.
@@ -25,13 +25,13 @@ def train(argv: Sequence[str]) -> int:
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)
-    from appo.algorithms.run.main import train as start  # only now, so that help is quick
+    from appo.algorithms.run.main import train as start  # late, so help is quick
 
     return start(config)
 
 
 def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:
-    """Return one line per source that decided flags other than by default: which flags, with their values."""
+    """Return a line per origin other than defaults, with the flags and values from the origin."""
     lines = []
     for origin in ("env preset", "saved run", "config file"):
         names = [name for name in values if origins[name] == origin]

@@ -1,4 +1,4 @@
-"""`appo compare` shows in what runs differ, and how well they learned at equal env steps and after equal time."""
+"""`appo compare` prints the differences of runs: flags, results, and returns at equal env steps and equal times."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, value_at
-from appo.algorithms.tools.comparison.saved_runs import Run, differing_flags, read_each, read_run
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags, read_each, read_run
 from appo.algorithms.tools.comparison.settings import settings_of, sweep_table
 from appo.algorithms.tools.flags import CompareConfig
 from appo.utils.command_line import say, words_of
@@ -14,11 +14,11 @@ from appo.utils.errors import UsageError
 from appo.utils.metrics import duration, short_number
 from appo.utils.values import json_text, shown
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of what the shortest run has
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the shortest run
 
 
 class Row(NamedTuple):
-    """A line of the table: a value per run, None where there is none."""
+    """A line of the table: a value per run, None for a missing value."""
 
     name: str
     values: Sequence[Any]
@@ -28,7 +28,7 @@ def compare(config: CompareConfig) -> int:
     """Print the differences of runs; return the exit code.
 
     Raises:
-        UsageError: there is no such run, or it cannot be read.
+        UsageError: a run is missing or cannot be read.
     """
     directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
     if len(directories) < 2:
@@ -46,8 +46,8 @@ def compare(config: CompareConfig) -> int:
     return 0
 
 
-def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
-    """Return tables by title: the flags that differ, results, and returns at equal env steps and after equal hours."""
+def comparison(runs: Sequence[ComparedRun]) -> dict[str, list[Row]]:
+    """Return tables by title: differing flags, results, returns at equal env steps, returns after equal hours."""
     return {
         "flags": [
             Row(name, [run.flags.get(name) for run in runs]) for name in differing_flags([run.flags for run in runs])
@@ -62,7 +62,6 @@ def comparison(runs: Sequence[Run]) -> dict[str, list[Row]]:
 
 
 def _throughput(curve: Sequence[Point]) -> float | None:
-    """Return env steps per second of all the time trained."""
     return curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None
 
 
@@ -75,8 +74,8 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 )
 
 
-def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
-    """Return a row for each of some positions on the axis that all runs have reached."""
+def _at_equal(runs: Sequence[ComparedRun], axis: Axis) -> list[Row]:
+    """Return a row for each position on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
         return []
@@ -85,7 +84,7 @@ def _at_equal(runs: Sequence[Run], axis: Axis) -> list[Row]:
 
 
 def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return the tables as text, one below the other in the same columns."""
+    """Return the tables as text, one below the other in common columns."""
     titles = {"flags": "flags that differ", "results": "", "return_at_env_steps": "mean return after env steps"}
     rows: list[tuple[str, ...]] = [("", *(shown(name) for name in names))]
     for title, content in sections.items():

@@ -15,7 +15,7 @@ PANEL_INCHES = 1.2
 
 
 def describe(events: Sequence[Event]) -> list[str]:
-    """Return a line for every copy and mutation, and one for all."""
+    """Return a line for every copy and mutation, and a summary."""
     lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
     counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
     back = sum(event.state == "taken back" for event in events)
@@ -42,7 +42,7 @@ def _short(value: object) -> str:
 
 
 def draw_lineage(events: Sequence[Event]) -> "Figure":
-    """Draw a lane per policy over its env steps, arrows for copies, and below each number that changed."""
+    """Draw a lane per policy over env steps, arrows for copies, and below each number that changed."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -63,7 +63,7 @@ def draw_lineage(events: Sequence[Event]) -> "Figure":
 
 
 def _changing_names(events: Sequence[Event]) -> list[str]:
-    """Return the names of the numbers that are not the same in all events."""
+    """Return the names of numbers that differ between events."""
     seen: dict[str, set[float]] = {}
     for event in events:
         for name, value in numbers_of(event.after).items():
@@ -72,7 +72,7 @@ def _changing_names(events: Sequence[Event]) -> list[str]:
 
 
 def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
-    """Draw a lane of each policy, a dot per mutation, an arrow per copy with the scores of both."""
+    """Draw a lane per policy, a dot per mutation, and an arrow per copy with the score of the source."""
     lanes = {policy: -i for i, policy in enumerate(policies)}
     for policy, lane in lanes.items():
         own = [event.env_steps for event in events if event.policy == policy]
@@ -87,7 +87,7 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
             axis.annotate("", xy=(event.env_steps, lane), xytext=source, arrowprops=arrow)
             score = event.scores.get(str(event.source))
             text = "" if score is None else f"{score:.3g}"
-            head = (event.env_steps, lane)  # where no other arrow ends, while one policy may be copied by many at once
+            head = (event.env_steps, lane)  # at the head: several arrows may leave the same source
             axis.annotate(text, head, fontsize=7, xytext=(4, 4), textcoords="offset points", color=colors[event.source])
     axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
     axis.set_ylim(-len(lanes) + 0.4, 0.6)
@@ -97,7 +97,7 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
 
 
 def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
-    """Draw a number over env steps, for each policy; logarithmic where it spans more than a factor of ten."""
+    """Draw a number over env steps for each policy; on a log scale if the range exceeds a factor of ten."""
     everything: list[float] = []
     for policy, color in colors.items():
         points = [

@@ -1,4 +1,4 @@
-"""Runs as their folders contain them: flags, state and curve."""
+"""Runs as stored in their folders: flags, state and curve."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,15 +19,15 @@ LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavi
 Read = TypeVar("Read")
 
 
-class Run(NamedTuple):
-    """One of the runs that are compared.
+class ComparedRun(NamedTuple):
+    """A run to be compared.
 
     Attributes:
-        name: as it was named on the command line.
-        flags: those it was last started with.
+        name: name on the command line.
+        flags: flags of the last start.
         state: finished, crashed, ...
-        curve: its mean return.
-        last_return: the mean over its last episodes.
+        curve: mean return.
+        last_return: mean return of the last episodes.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Run(NamedTuple):
 
 
 def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]) -> list[Read]:
-    """Read runs by their names and folders; one that cannot be read is left out, which is said in one line.
+    """Read runs by name and folder; leave out unreadable runs with a warning.
 
     Raises:
-        AppoError, OSError: none of them can be read; the first of these errors.
+        AppoError, OSError: no run can be read; the first error.
     """
     found, failed = [], dict[str, AppoError | OSError]()
     for name, directory in directories.items():
@@ -56,28 +56,28 @@ def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]
     return found
 
 
-def read_run(name: str, directory: Path) -> Run:
+def read_run(name: str, directory: Path) -> ComparedRun:
     """Read a run from its directory."""
     said = summary(directory)
     state, last = (said.state, said.last_return) if said else ("unknown", None)
-    return Run(name, flags_of_run(directory), state, read_curve(directory), last)
+    return ComparedRun(name, flags_of_run(directory), state, read_curve(directory), last)
 
 
 def flags_of_run(directory: Path) -> dict[str, object]:
-    """Return the flags a run was last started with; those that its version did not know have their defaults."""
+    """Return the flags of the last start of a run, defaults for flags that the run lacks."""
     return default_flags(directory) | saved_flags(directory)
 
 
 def default_flags(directory: Path) -> dict[str, object]:
-    """Return every flag of a run with its default, as JSON holds it."""
+    """Return every flag of a run with the default, as in JSON."""
     reading = Reading.of(directory)
-    # A stranger's algorithm is not imported to be compared: then its own flags have no defaults.
+    # The algorithm of a stranger is not imported, so flags of the algorithm have no defaults.
     table = flag_table(DEFAULT if reading.refusal(LOOKED_AT) else str(reading.content.get("algo", DEFAULT)))
     return {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
 
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the names of flags that differ between runs, but for those that differ between any two runs."""
+    """Return the names of flags that differ between runs, except `LOCATION_FLAGS`."""
     names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]

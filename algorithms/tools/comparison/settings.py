@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from appo.algorithms.ops.intervals import student_interval
-from appo.algorithms.tools.comparison.saved_runs import Run, differing_flags
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags
 from appo.utils.command_line import words_of
 from appo.utils.values import json_text
 
 
 class Setting(NamedTuple):
-    """The runs of several seeds that have all other flags in common.
+    """Runs with equal flags except the seed.
 
     Attributes:
-        flags: in which settings differ.
-        runs: how many there are.
-        returns: the last one of each run that has one.
-        mean: of these returns; None: there is none.
+        flags: flags in which settings differ.
+        runs: number of runs.
+        returns: last return of each run with a return.
+        mean: mean of `returns`; None without returns.
         margin: half of the 95 % interval of the mean; None with fewer than two returns.
     """
 
@@ -29,7 +29,7 @@ class Setting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the mean with its interval."""
+        """Return the mean with the interval."""
         if self.mean is None:
             return "-"
         if self.margin is None:
@@ -37,10 +37,10 @@ class Setting(NamedTuple):
         return f"{self.mean:.2f} [{self.mean - self.margin:.2f}, {self.mean + self.margin:.2f}]"
 
 
-def settings_of(runs: Sequence[Run]) -> list[Setting]:
-    """Return the settings of runs, that with the highest return first."""
+def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
+    """Return the settings of runs, the highest return first."""
     names = [name for name in differing_flags([run.flags for run in runs]) if name != "seed"]
-    pooled: dict[str, list[Run]] = {}
+    pooled: dict[str, list[ComparedRun]] = {}
     for run in runs:
         pooled.setdefault(json_text([run.flags.get(name) for name in names]), []).append(run)
     settings = []
@@ -52,8 +52,8 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
     return sorted(settings, key=lambda one: -math.inf if one.mean is None else one.mean, reverse=True)
 
 
-def sweep_table(runs: Sequence[Run], *, whole: bool = False) -> list[str]:
-    """Return a header and a line per setting, the best first; unless `whole` nothing where each has one run only."""
+def sweep_table(runs: Sequence[ComparedRun], *, whole: bool = False) -> list[str]:
+    """Return a header and a line per setting, best first; without `whole`, nothing if every setting has one run."""
     settings = settings_of(runs)
     if len(settings) == len(runs) and not whole:
         return []

@@ -7,16 +7,16 @@ import numpy as np
 
 from appo.algorithms.run.summary import RETURN
 from appo.algorithms.runtime.monitor.curves import Axis, Point
-from appo.algorithms.tools.comparison.plot import Band, Curve, band_of, group_runs
-from appo.algorithms.tools.report.contents import FIGURES, Found
+from appo.algorithms.tools.comparison.plot import Band, RunCurve, band_of, group_runs
+from appo.algorithms.tools.report.contents import FIGURES, ReportedRun
 
 COLOURS = 8  # of curves, in page.css
 
 
-def drawing(runs: Sequence[Found], axis: Axis) -> dict[str, Any]:
-    """Return curves, and bands over those of runs that differ in their seed only.
+def drawing(runs: Sequence[ReportedRun], axis: Axis) -> dict[str, Any]:
+    """Return curves, and bands over curves of runs that differ only in their seed.
 
-    Of a single run every policy has a curve, of several runs the policy that ends best.
+    A single run has a curve per policy; of several runs, the policy with the best last return is drawn.
     """
     labels: dict[str, list[str]]
     if len(runs) == 1:
@@ -27,7 +27,7 @@ def drawing(runs: Sequence[Found], axis: Axis) -> dict[str, Any]:
     else:
         named = {name: next(iter(run.policies.values()), {}) for name, run in zip(_names(runs), runs, strict=True)}
         curves = [
-            Curve(name, run.flags, figures.get(RETURN, ()))
+            RunCurve(name, run.flags, figures.get(RETURN, ()))
             for run, (name, figures) in zip(runs, named.items(), strict=True)
         ]
         groups = group_runs(curves)
@@ -56,8 +56,8 @@ def drawing(runs: Sequence[Found], axis: Axis) -> dict[str, Any]:
     }
 
 
-def _names(runs: Sequence[Found]) -> list[str]:
-    """Return the names of runs, with a number where another folder's has the same."""
+def _names(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return the names of runs, with a number for a repeated name."""
     seen: dict[str, int] = {}
     names = []
     for run in runs:
@@ -66,8 +66,8 @@ def _names(runs: Sequence[Found]) -> list[str]:
     return names
 
 
-def _bands(group: Sequence[Curve], number: int) -> dict[str, Any] | None:
-    """Return the band of a group over env steps and over hours; None where there is none."""
+def _bands(group: Sequence[RunCurve], number: int) -> dict[str, Any] | None:
+    """Return the band of a group over env steps and over hours; None without a band."""
     points = [curve.points for curve in group if len(curve.points) > 1]
     if len(points) < 2:
         return None
@@ -86,5 +86,4 @@ def _columns(points: Sequence[Point]) -> list[list[float]]:
 
 
 def _rounded(value: float) -> float:
-    """Round to six places, as many as a picture can show."""
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}")  # as precise as a picture

@@ -1,7 +1,7 @@
-"""`appo report` writes one page about one or several runs, to be sent to somebody: no file beside it, no network.
+"""`appo report` writes a page about runs: a single HTML file that needs no other file and no network.
 
-What runs say may come from strangers. All of it is escaped: text as HTML, curves as JSON in which nothing can end their
-element. Beside that the page forbids itself every script but its own and everything that would have to be fetched.
+Texts of a run may come from strangers. Every text is escaped as HTML, and every curve is JSON that cannot close the
+enclosing element. The content security policy of the page allows only the page's own script and forbids fetching.
 """
 
 import base64
@@ -15,7 +15,7 @@ from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis
 from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.flags import ReportConfig
-from appo.algorithms.tools.report.contents import MIB, Films, Found, read
+from appo.algorithms.tools.report.contents import MIB, Films, ReportedRun, read
 from appo.algorithms.tools.report.drawing import drawing
 from appo.algorithms.tools.report.sections import body_of, safe, title_of
 from appo.utils.command_line import say
@@ -30,14 +30,14 @@ def report(config: ReportConfig) -> int:
     """Write the page; return the exit code.
 
     Raises:
-        UsageError: there is no such run, it cannot be read, or the file cannot be written.
+        UsageError: a run is missing or unreadable, or the file cannot be written.
     """
     path = Path(config.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output={shown(config.output)}: the page is HTML, and its name ends in .html")
     directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
     films = Films(config.video_mb * MIB)
-    # Above the folder of a run links are the user's own; from there on none is followed.
+    # Links above the folder of a run belong to the user; links inside the folder are not followed.
     found = read_each(directories, lambda _, directory: read(directory.resolve(), films))
     content = page(found, cast(Axis, config.x)).encode()
     with replaced_when_whole(path) as temporary:
@@ -51,8 +51,8 @@ def report(config: ReportConfig) -> int:
     return 0
 
 
-def page(runs: Sequence[Found], axis: Axis) -> str:
-    """Return the page, with everything that it needs in it."""
+def page(runs: Sequence[ReportedRun], axis: Axis) -> str:
+    """Return the page with style, script, curves and videos."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     drawn = drawing(runs, axis)
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; media-src data:"
@@ -77,11 +77,11 @@ def page(runs: Sequence[Found], axis: Axis) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the word by which a content security policy allows this text, and no other."""
+    """Return the word that allows exactly this text in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _json(value: object) -> str:
-    """Return JSON in which nothing can end the element that holds it."""
+    """Return JSON that cannot close the enclosing element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

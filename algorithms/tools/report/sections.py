@@ -13,27 +13,27 @@ from appo.algorithms.runtime.monitor.performance import Performance
 from appo.algorithms.runtime.roles import ROLES
 from appo.algorithms.tools.comparison.lineage import describe
 from appo.algorithms.tools.comparison.plot import ASIDE
-from appo.algorithms.tools.comparison.saved_runs import Run, differing_flags
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags
 from appo.algorithms.tools.comparison.settings import settings_of
-from appo.algorithms.tools.report.contents import MIB, Found, Video
+from appo.algorithms.tools.report.contents import MIB, ReportedRun, Video
 from appo.algorithms.tools.report.drawing import COLOURS
 from appo.utils.command_line import words_of, words_of_flag
 from appo.utils.metrics import duration, short_number
 from appo.utils.timing import PHASES
 from appo.utils.values import printable
 
-PHASE_COLOURS = dict(zip(PHASES, (7, 2, 2, 0, 1, 6, None, None), strict=True))  # None: waiting, as the bar's ground
-LONGEST = 300  # characters of anything that a run says
+PHASE_COLOURS = dict(zip(PHASES, (7, 2, 2, 0, 1, 6, None, None), strict=True))  # None: waiting, the ground of the bar
+LONGEST = 300  # characters of a text of a run
 LONGEST_COMMAND = 4000
-LAST_SECOND = 253402300799.0  # of the years that have four digits
+LAST_SECOND = 253402300799.0  # of the year 9999
 MOST_FLAGS = 200
-MOST_LINES = 100  # of a lineage in words
+MOST_LINES = 100  # of a lineage as text
 MOST_LANES = 16
-NAMED = 3  # runs that the heading names
-LANE, EDGE, WIDTH = 26, 78, 960  # of the picture of a lineage
+NAMED = 3  # runs in the heading
+LANE, EDGE, WIDTH = 26, 78, 960  # pixels of a lineage
 
 
-def body_of(runs: Sequence[Found], drawn: Mapping[str, Any]) -> str:
+def body_of(runs: Sequence[ReportedRun], drawn: Mapping[str, Any]) -> str:
     """Return all sections that have contents."""
     sections = (
         _heading(runs),
@@ -51,18 +51,18 @@ def body_of(runs: Sequence[Found], drawn: Mapping[str, Any]) -> str:
 
 
 def safe(value: object) -> str:
-    """Return a text of a run, as HTML shows it: bounded, without signs that turn the direction of writing."""
+    """Return a text of a run as HTML: escaped, bounded, without characters that change the direction of writing."""
     text = printable(str(value)[: LONGEST + 1]).replace("\n", " ")
     return html.escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
-    """Return a table of cells that are HTML already.
+    """Return a table.
 
     Args:
-        head: of every column.
-        rows: below it.
-        kinds: class of the cells of every column.
+        head: titles of the columns, as HTML.
+        rows: cells below the titles, as HTML.
+        kinds: CSS class of each column.
     """
     top = "".join(f'<th class="{kind}">{word}</th>' for word, kind in zip(head, kinds, strict=True))
     cells = ((f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)) for row in rows)
@@ -74,29 +74,29 @@ def _dot(colour: int) -> str:
     return f'<span class="dot c{colour}"></span>'
 
 
-def title_of(runs: Sequence[Found]) -> str:
+def title_of(runs: Sequence[ReportedRun]) -> str:
     """Return the title of the page: the names of the first runs."""
     names = ", ".join(run.name for run in runs[:NAMED])
     return names if len(runs) <= NAMED else f"{names} and {len(runs) - NAMED} more"
 
 
-def _heading(runs: Sequence[Found]) -> str:
+def _heading(runs: Sequence[ReportedRun]) -> str:
     envs = list(dict.fromkeys(f"{run.summary.algo or '?'} on {run.summary.env or '?'}" for run in runs))
     more = f" and {len(envs) - NAMED} more" if len(envs) > NAMED else ""
     said = "; ".join(envs[:NAMED])
     return f'<h1>{safe(title_of(runs))}</h1>\n<p class="sub">{safe(said)}{more}</p>'
 
 
-def _summary(runs: Sequence[Found], drawn: Mapping[str, Any]) -> str:
+def _summary(runs: Sequence[ReportedRun], drawn: Mapping[str, Any]) -> str:
     head = ("run", "state", "env steps", "time", "env steps/s", "best return", "last return", "of the limit")
     colours = [one["colour"] for one in drawn["series"]] if len(runs) > 1 else [0]
     rows = (_summary_row(run, colour) for run, colour in zip(runs, colours, strict=True))
     return _table(head, rows, ("", "", *["number"] * 6)).replace('class="scroll"', 'class="scroll wide"', 1)
 
 
-def _settings(runs: Sequence[Found]) -> str:
-    """Return the table of a sweep: runs that differ in their seed only as one; nothing where no two do."""
-    settings = settings_of([Run(run.name, run.flags, "", (), run.summary.last_return) for run in runs])
+def _settings(runs: Sequence[ReportedRun]) -> str:
+    """Return the table of settings; empty if no two runs differ only in their seed."""
+    settings = settings_of([ComparedRun(run.name, run.flags, "", (), run.summary.last_return) for run in runs])
     if len(settings) == len(runs):
         return ""
     names = list(settings[0].flags)
@@ -106,7 +106,7 @@ def _settings(runs: Sequence[Found]) -> str:
     return f"<h2>Settings</h2>\n{said}{_table([*map(safe, names), 'runs', 'last return'], rows, kinds)}"
 
 
-def _summary_row(run: Found, colour: int) -> Sequence[str]:
+def _summary_row(run: ReportedRun, colour: int) -> Sequence[str]:
     found, overview = run.summary, run.snapshot.overview
     seconds, performance = overview.elapsed_seconds, overview.performance
     reason = f'<br><span class="soft">{safe(found.reason)}</span>' if found.reason else ""
@@ -151,7 +151,7 @@ def _charts(drawn: Mapping[str, Any]) -> str:
     )
 
 
-def _videos(runs: Sequence[Found]) -> str:
+def _videos(runs: Sequence[ReportedRun]) -> str:
     cards = [
         f'<div class="card"><h3>{safe(_caption(run, video, several=len(runs) > 1))}</h3>'
         f'<video controls loop muted playsinline preload="metadata" src="data:video/mp4;base64,'
@@ -162,13 +162,13 @@ def _videos(runs: Sequence[Found]) -> str:
     return f'<h2>Videos</h2>\n<div class="grid">\n{chr(10).join(cards)}\n</div>' if cards else ""
 
 
-def _caption(run: Found, video: Video, *, several: bool) -> str:
+def _caption(run: ReportedRun, video: Video, *, several: bool) -> str:
     policy = f"policy {video.policy} " if len({one.policy for one in run.videos}) > 1 else ""
     return f"{f'{run.name}: ' * several}{policy}after {short_number(video.env_steps)} env steps"
 
 
-def _flags(runs: Sequence[Found]) -> str:
-    """Return, of several runs, the flags that differ, of one those that are not as by default."""
+def _flags(runs: Sequence[ReportedRun]) -> str:
+    """Return the differing flags of several runs, or the flags of one run that differ from the defaults."""
     if len(runs) > 1:
         title, columns = "Flags that differ", [run.flags for run in runs]
         heads = [safe(run.name) for run in runs]
@@ -187,7 +187,7 @@ def _flags(runs: Sequence[Found]) -> str:
     return f"<h2>{title}</h2>\n{same}{_table(['flag', *heads], rows, ['flag'] * (1 + len(columns)))}{more}"
 
 
-def _commands(runs: Sequence[Found]) -> str:
+def _commands(runs: Sequence[ReportedRun]) -> str:
     """Return how each run was started last, with its seed, and when it was active last."""
     cards = []
     for run in runs:
@@ -200,7 +200,7 @@ def _commands(runs: Sequence[Found]) -> str:
     return f"<h2>Commands</h2>\n{chr(10).join(cards)}"
 
 
-def _machine(runs: Sequence[Found]) -> str:
+def _machine(runs: Sequence[ReportedRun]) -> str:
     cards = [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]
     if not cards:
         return ""
@@ -208,8 +208,8 @@ def _machine(runs: Sequence[Found]) -> str:
     return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{beside}\n</div>'
 
 
-def _machine_of(run: Found, *, several: bool) -> str:
-    """Describe where the time of a run goes, how near it is to the limit, and what it waits for."""
+def _machine_of(run: ReportedRun, *, several: bool) -> str:
+    """Describe the time of a run, the distance to the limit, and the bottleneck."""
     found, memory = run.snapshot.overview.performance, run.snapshot.overview.memory_bytes
     if found is None:
         return ""
@@ -228,7 +228,7 @@ def _machine_of(run: Found, *, several: bool) -> str:
 
 
 def _role(found: Performance, role: str) -> str:
-    """Return a bar of the work of a role's processes; their waiting is its ground."""
+    """Return a bar of the work of a role's processes; the ground of the bar is waiting."""
     times = found.roles[role]
     parts, at = [], 0.0
     for phase in sorted(times.shares, key=PHASES.index):
@@ -251,8 +251,8 @@ def _largest(shares: Mapping[str, float]) -> list[str]:
     return [phase for phase in sorted(shares, key=shares.__getitem__, reverse=True) if shares[phase] >= 0.005][:4]
 
 
-def _lineage(runs: Sequence[Found]) -> str:
-    """Describe the origin of weights: another run, earlier starts, and in a population each other."""
+def _lineage(runs: Sequence[ReportedRun]) -> str:
+    """Describe the origin of weights: another run, earlier starts, copies within a population."""
     parts = []
     for run in runs:
         lines = []
@@ -268,7 +268,7 @@ def _lineage(runs: Sequence[Found]) -> str:
 
 
 def _drawn_events(events: Sequence[Event]) -> str:
-    """Draw lanes of policies over their env steps, a line where one is copied, a dot where one mutates."""
+    """Draw lanes of policies over env steps, a line per copy, a dot per mutation."""
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})[:MOST_LANES]
     lanes = {policy: 16 + LANE * i for i, policy in enumerate(policies)}
@@ -305,7 +305,7 @@ def _drawn_events(events: Sequence[Event]) -> str:
     )
 
 
-def _warnings(runs: Sequence[Found]) -> str:
+def _warnings(runs: Sequence[ReportedRun]) -> str:
     parts = []
     for run in runs:
         overview = run.snapshot.overview
