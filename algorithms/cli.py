@@ -1,7 +1,7 @@
-"""The `appo` console script: a table of commands, and how a command line is read by its row.
+"""The `appo` console script: a table of commands, and the parser of a command line.
 
-Every process of a run imports this module, as multiprocessing runs the main script in each of them: so the table names
-what a command needs, and only the command that is given imports it.
+multiprocessing imports the main script in every process of a run, so every process imports this module. The table names
+modules as strings; only the module of the given command is imported.
 """
 
 import sys
@@ -35,19 +35,19 @@ from appo.utils.values import nearest, shown
 
 @dataclass(frozen=True)
 class Command:
-    """A row of the table: what a command line of this command may hold, and which function carries it out.
+    """A row of the table: the command line of a command, and the function behind the command.
 
     Attributes:
-        text: one line for the list of commands.
-        run: module:function that carries it out and returns the exit code; its argument is the configuration.
-        config: module:dataclass of its flags; empty where `run` takes the words of the command line as they are.
-        usage: first line of its help.
-        words: flags whose names may be left out at the beginning, in this order; one that is a list takes all words.
-        needs: what is missing where one of `words` has no value; empty where none is needed.
-        short: other spellings of flags.
-        implied: flag -> flag and value that it sets where that one is not given.
-        check: module:function that refuses what is right alone and wrong together (UsageError).
-        training: what of a command line of training it takes, too, as a second argument: words after `--`, or flags.
+        text: line of the command in the list of commands.
+        run: "module:function" that takes the configuration and returns the exit code.
+        config: "module:dataclass" of the flags; empty if `run` takes the words of the command line.
+        usage: first line of the help.
+        words: flags whose names may be left out at the beginning, in order; a flag with a list takes all words.
+        needs: text of the error if a flag of `words` has no value; empty if all may be empty.
+        short: short spellings of flags.
+        implied: flag -> flag and value set by the first flag, unless given.
+        check: "module:function" that refuses flags that contradict each other (UsageError).
+        training: kind of the second argument: words after `--`, flags of training, or nothing.
     """
 
     text: str
@@ -94,7 +94,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "compare": Command(
         "say in what runs differ, and how well they learned",
-        "appo.algorithms.tools.compare:compare",
+        "appo.algorithms.tools.comparison.compare:compare",
         "appo.algorithms.tools.flags:CompareConfig",
         "appo compare RUN OR GROUP... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
         words=("runs",),
@@ -102,8 +102,8 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "plot": Command(
-        "draw learning curves, with bands over seeds",
-        "appo.algorithms.tools.plot:plot",
+        "draw learning curves with bands over seeds, or who copied whom in a run of several policies",
+        "appo.algorithms.tools.comparison.plot:plot",
         "appo.algorithms.tools.flags:PlotConfig",
         "appo plot RUN OR GROUP... -o FILE [flags]      for example: appo plot CartPole-v1_1 nets -o curve.png",
         words=("runs",),
@@ -120,15 +120,6 @@ COMMANDS: Mapping[str, Command] = {
         needs="the folder of a run, or several: appo runs lists them",
         short=OUTPUT,
         check=CHECK_FOLDERS,
-    ),
-    "lineage": Command(
-        "draw who copied whom in a run of several policies",
-        "appo.algorithms.tools.lineage:lineage",
-        "appo.algorithms.tools.flags:LineageConfig",
-        "appo lineage RUN [-o PICTURE] [flags]      for example: appo lineage CartPole-v1_1 -o lineage.png",
-        words=("run",),
-        needs="the name of a run",
-        short=OUTPUT,
     ),
     "evaluate": Command(
         "measure checkpoints, also while they are trained, and keep the best",
@@ -210,12 +201,6 @@ COMMANDS: Mapping[str, Command] = {
         "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1",
         training="flags",
     ),
-    "selftest": Command(
-        "kill processes of a small run for a minute and check that nothing is lost",
-        "appo.algorithms.tools.selftest.selftest:selftest",
-        "appo.algorithms.tools.flags:SelftestConfig",
-        "appo selftest [flags]      for example: appo selftest --kills=100",
-    ),
 }
 
 
@@ -225,7 +210,7 @@ def main() -> int:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; a failure the user can act on is one line on stderr, not a traceback."""
+    """Run a command and return the exit code; print a failure that the user can repair as one line on stderr."""
     open_closed_streams()
     with interrupts.unwound(), interrupts.kept():
         try:
@@ -261,11 +246,11 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Carry out a command line of `appo NAME`, without these two words, and return the exit code.
+    """Run `appo NAME` with these words and return the exit code.
 
     Raises:
-        AppoError: the command line is wrong, or the command failed; `run_command` makes a line of that.
-        SystemExit: help or the version was asked for.
+        AppoError: the command line is wrong, or the command failed.
+        SystemExit: help or the version was printed.
     """
     _print_version_if_asked(argv)
     if not wants_help(argv):
@@ -282,7 +267,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _places(name: str, flag: str) -> list[str]:
-    """Return the other commands that have a flag of this name; for training, the algorithms too."""
+    """Return other commands with a flag of this name; for training, the algorithms as well."""
     others = [f"appo {other}" for other, c in COMMANDS.items() if c.config and flag in flags_of(resolve_name(c.config))]
     algorithms: list[str] = resolve_name("appo.algorithms.run.algorithms:algorithms_with")(flag)
     of_all = len(algorithms) == len(resolve_name("appo.algorithms.run.algorithms:ALGORITHMS"))
@@ -292,11 +277,11 @@ def _places(name: str, flag: str) -> list[str]:
 
 
 def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
-    """Return the arguments of the function that carries out a command line of `appo NAME`: its configuration first.
+    """Return the arguments of the function behind `appo NAME`: the configuration first.
 
     Raises:
-        UsageError: an unknown flag, a wrong value, something missing, or flags that contradict each other.
-        SystemExit: help was asked for, and printed.
+        UsageError: an unknown flag, a wrong value, a missing word, or flags that contradict each other.
+        SystemExit: help was printed.
     """
     command = COMMANDS[name]
     config_class = resolve_name(command.config)
@@ -329,7 +314,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
 def _parse_words(
     command: Command, argv: Sequence[str], flags: Mapping[str, Flag], train_flags: Mapping[str, Flag]
 ) -> dict[str, object]:
-    """Return the values of the flags that were given, those of words without a name included."""
+    """Return the values of the given flags and of the words without a name."""
     leading, rest = leading_words(argv)
     lists = [name for name in command.words if flags[name].kind == "strs"]
     words = rest if lists else list(argv)
@@ -341,7 +326,7 @@ def _parse_words(
     words = [command.short.get(word, word) for word in words]
     given = parse_command_line(words, {**train_flags, **flags})
     for name in lists:
-        given[name] = (*leading, *given.get(name, ()))  # type: ignore[misc] # as they are: a path may hold a comma
+        given[name] = (*leading, *given.get(name, ()))  # type: ignore[misc] # unsplit: a path may contain a comma
     return given
 
 

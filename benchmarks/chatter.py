@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from appo.algorithms.cli import run_command
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.selftest.killer import MARKER, kill, processes_of
 from appo.utils.metrics import read_metrics
 from appo.utils.run_folder import RunFolder
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import RunError
+from tests.chaos.killer import MARKER, kill, processes_of
 
 MIB = 1 << 20
 LOOK_SECONDS = 0.5

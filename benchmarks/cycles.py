@@ -2,9 +2,9 @@
 
     python -m benchmarks.cycles [--cycles=100] [--at_once=2] [--seed=1] [--json=FILE]
 
-The toy of `appo selftest` is trained in as many folders as `at_once` says. In each, a start goes on where the one
-before was killed, saves something new, and is killed at a moment of chance. After every kill it is checked that all
-processes went, that the start began where something was saved, that all that was said to be saved is whole, and that no
+The toy of `tests/chaos/promises.py` is trained in `at_once` folders. In each folder, a start resumes where the previous
+start was killed, saves a new checkpoint, and is killed at a random moment. After every kill the benchmark checks that
+all processes are gone, that the start began at the last checkpoint, that all saved checkpoints verify, and that no
 counter fell.
 """
 
@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.tools.selftest.invariants import LASTING, find_falling, lost_checkpoints, read_saves
-from appo.algorithms.tools.selftest.killer import KillerError, kill
-from appo.algorithms.tools.selftest.selftest import Run, SelftestConfig
 from appo.utils.metrics import read_metrics, without_lost
 from benchmarks import measuring, promises
 from benchmarks.promises import Figure
+from tests.chaos.invariants import LASTING, find_falling, lost_checkpoints, read_saves
+from tests.chaos.killer import kill
+from tests.chaos.promises import GONE_SECONDS, train_toy
+from tests.chaos.runs import TrainingRun
 
+LONGEST_SECONDS = 1500.0
 LONGEST_WAIT_SECONDS = 1.2  # longer than the time between two checkpoints, so that any moment is met
 
 
@@ -40,30 +42,32 @@ class Cycle(NamedTuple):
 def cycle(folder: Path, promised: list[tuple[Path, int]], rng: random.Random) -> Cycle:
     """Start, wait for a new checkpoint and a moment more, kill and check; what is saved is added to `promised`."""
     begin, before = time.monotonic(), promised[-1][1] if promised else 0
-    with Run(folder, SelftestConfig(seed=rng.randrange(2**31))) as run:
+    recorded = len(read_metrics(folder / "train_dir" / "run" / "metrics.jsonl"))
+    with train_toy(folder, LONGEST_SECONDS, rng.randrange(2**31)) as run:
         try:
-            run.wait_until(lambda: any(steps > before for _, steps in read_saves(run.log)), "new checkpoint")
+            run.wait_until(lambda: any(steps > before for _, steps in read_saves(run.stdout)), "new checkpoint")
             time.sleep(rng.uniform(0.0, LONGEST_WAIT_SECONDS))
             kill(run.process.pid)
-            gone_seconds = run.seconds_until_gone()
-        except KillerError as error:
+            gone_seconds = run.seconds_until_gone(GONE_SECONDS)
+        except AssertionError as error:
             return Cycle(time.monotonic() - begin, 0.0, [str(error)])
-        wrong = list(complaints(run, promised))
-        promised += read_saves(run.log)
+        wrong = list(complaints(run, recorded, promised))
+        promised += read_saves(run.stdout)
     return Cycle(time.monotonic() - begin, gone_seconds, wrong)
 
 
-def complaints(run: Run, promised: Sequence[tuple[Path, int]]) -> Iterator[str]:
-    """Return everything that is not as it must be after a start."""
-    records, new = run.records(), read_saves(run.log)
+def complaints(run: TrainingRun, recorded: int, promised: Sequence[tuple[Path, int]]) -> Iterator[str]:
+    """Yield the faults of a start, whose records follow the first `recorded` ones."""
+    everything = read_metrics(run.directory / "metrics.jsonl")
+    records, new = everything[recorded:], read_saves(run.stdout)
     begun, before = int(records[0]["env_steps"]), promised[-1][1] if promised else 0
     if begun < before:
         yield f"it began at {begun} env steps, {before} were saved"
-    if "Traceback" in run.log:
+    if "Traceback" in run.stdout + run.stderr:
         yield "there is a traceback in its output"
     yield from lost_checkpoints(path for path, _ in [*promised[-1:], *new])
     yield from find_falling(records)
-    yield from find_falling(without_lost(read_metrics(run.directory / "metrics.jsonl")), LASTING)
+    yield from find_falling(without_lost(everything), LASTING)
 
 
 def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:
@@ -104,8 +108,8 @@ def main() -> int:
     seconds = time.monotonic() - begin
     print(f"{len(done)} cycles in {seconds:.0f} s")
     result = promises.result_of(figures, seconds=seconds, at_once=at_once)
-    measuring.save(arguments.json, "cycles", {"selftest": result})
-    return promises.show({"selftest": result})
+    measuring.save(arguments.json, "cycles", {"toy": result})
+    return promises.show({"toy": result})
 
 
 if __name__ == "__main__":

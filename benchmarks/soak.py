@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from appo.algorithms.cli import run_command
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.selftest.killer import MARKER, kill, processes_of
 from appo.utils.metrics import read_metrics
 from benchmarks import measuring, process_tree, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import RunError
+from tests.chaos.killer import MARKER, kill, processes_of
 
 LOOK_SECONDS, LOOKS = 5.0, 60  # at most between two looks, at least of them in a run
 MOST_MIB_PER_HOUR = 10.0  # of each process

@@ -22,12 +22,12 @@ from uuid import uuid4
 
 from appo.algorithms.cli import run_command
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.selftest.killer import MARKER, kill, processes_of, roles_of
 from appo.utils.run_folder import RunFolder
 from benchmarks import measuring, promises
 from benchmarks.measuring import ROOT
 from benchmarks.promises import Figure
 from benchmarks.runs import RunError
+from tests.chaos.killer import MARKER, kill, processes_of, roles_of
 
 MOST_RATIO = 1.3
 MOST_ENV_STEPS, MOST_SECONDS = 5_000_000, 300.0

@@ -82,7 +82,7 @@ def population(train_dir: Path) -> None:
         "--num_policies=4", "--with_pbt", "--pbt_start_mutation=4e4", "--pbt_period_env_steps=2e4",
         "--per_policy", "learning_rate=1e-3,1e-4,1e-5,1e-6", "--train_for_env_steps=160000", "--no_plot",
     )  # fmt: skip
-    _appo("lineage", str(run), f"--output={PICTURES / LINEAGE}")
+    _appo("plot", str(run), "--lineage", f"--output={PICTURES / LINEAGE}")
 
 
 SCENES: Mapping[str, tuple[Callable[[Path], None], Sequence[str]]] = {

@@ -1,4 +1,4 @@
-"""Flags of playing a trained policy, and their checks; torch-free, so that help is quick."""
+"""Flags of playing a trained policy, and checks; without torch, so help is quick."""
 
 import os
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ CHECKPOINT_KINDS = tuple(CHECKPOINT_FOLDERS)
 
 
 def headless() -> bool:
-    """Whether there is no display that a window could open on."""
+    """Return whether no display exists for a window."""
     return os.name == "posix" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
@@ -89,17 +89,17 @@ class EvaluationConfig:
 
     @property
     def window(self) -> bool:
-        """Whether someone wants to watch now."""
+        """Return whether to open a window."""
         return not (self.no_render or self.json or self.save_video)
 
     def played_env(self, env: EnvConfig) -> EnvConfig:
-        """Return the environment of training with what these flags change."""
+        """Return the environment of training, changed by these flags."""
         repeats = self.render_action_repeat
         return env if repeats is None else replace(env, env_frameskip=repeats)
 
     @property
     def episode_limit(self) -> int:
-        """Episodes to play; 0: no limit."""
+        """Return the number of episodes to play; 0: no limit."""
         if self.max_num_episodes is not None:
             return self.max_num_episodes
         if self.save_video:
@@ -108,7 +108,7 @@ class EvaluationConfig:
 
 
 def check(config: EvaluationConfig) -> None:
-    """Refuse names of folders that do not say where the run is, and flags that contradict each other (UsageError)."""
+    """Refuse names of folders that contain no runs, and flags that contradict each other (UsageError)."""
     check_folders(config.train_dir, config.experiments_root, "")
     if config.milestone is not None and config.load_checkpoint_kind != "milestone":
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Playing a trained policy: the environment, the model and the order of things are those of training."""
+"""A player of a trained policy: acts like a policy worker, for one environment."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import Episode, EpisodeRecorder
+from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode
 from appo.algorithms.playing.saved_run import SavedRun
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Array
@@ -23,11 +23,10 @@ Look = Callable[[bool], None]
 
 
 def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: int) -> tuple["Player", int]:
-    """Make the player of a run's checkpoint; return it with the env steps that its policy has learned from.
+    """Return the player of a checkpoint, and the env steps learned from by the policy.
 
     Raises:
-        UsageError: the checkpoint belongs to another model than the run's flags describe, or the flags of playing ask
-            for what its policy has not.
+        UsageError: the checkpoint does not fit the flags of the run, or the policy lacks `--epsilon`.
     """
     context = Context(spec, run.config.learning, run.config.model_of(run.policy), "fp32", choose_device(config.device))
     algorithm = run.config.algorithm
@@ -44,7 +43,7 @@ def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: in
 
 @runtime_checkable
 class Explores(Protocol):
-    """A policy that can be told how often it acts at random while it is played."""
+    """A policy with an adjustable share of random actions."""
 
     def explore(self, epsilon: float) -> None:
         """Act at random with this probability, in all rows."""
@@ -52,21 +51,21 @@ class Explores(Protocol):
 
 
 class Acts(Protocol):
-    """A player, two that share the agents of an environment, or one without torch."""
+    """A player, a pair of players that share the agents of an environment, or a player without torch."""
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+        """Return actions [R, A] for observations [R, *]; an episode starts in rows with `first` [R]."""
         ...
 
 
 class Player:
-    """Acts as a policy worker does, for the rows of one environment.
+    """Acts like a policy worker for the rows of one environment.
 
     Args:
-        policy: with its weights.
-        spec: of the environment.
-        config: how actions are chosen.
-        seed: of their sampling.
+        policy: policy with weights.
+        spec: spaces of the environment, as arrays.
+        config: flags of choosing actions.
+        seed: seed of the sampling.
     """
 
     def __init__(self, policy: Policy, spec: EnvSpec, config: EvaluationConfig, seed: int) -> None:
@@ -79,9 +78,9 @@ class Player:
 
     @torch.inference_mode()
     def act(self, obs: dict[str, Array], first: Array, *, deterministic: bool = False) -> Array:
-        """Actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so.
+        """Return actions [R, A] for observations [R, *]; an episode starts in rows with `first` [R].
 
-        With `deterministic` all are the most probable ones, whatever the flags say.
+        With `deterministic` all actions are the most probable, whatever the flags.
         """
         tensors = {key: torch.from_numpy(value).to(self.device) for key, value in obs.items()}
         starts = torch.from_numpy(first).to(self.device)
@@ -93,10 +92,10 @@ class Player:
 
 def play(
     envs: GroupEnv, player: Acts, config: EvaluationConfig, seed: int, look: Look | None = None
-) -> Iterator[Episode]:
-    """Yield episodes as they end, up to the limits of the flags. The same seed gives the same episodes.
+) -> Iterator[PlayedEpisode]:
+    """Yield episodes as they end, up to the limits of the flags. Equal seeds give equal episodes.
 
-    `look` is called before every action and at the end of an episode, once each; it is told whether it is the end.
+    `look` is called before every action and at the end of an episode, with True at the end.
     """
     row = _first_row(envs, seed)
     recorder = EpisodeRecorder(envs.spec.num_agents)
@@ -119,7 +118,7 @@ def play(
 
 
 def _first_row(envs: GroupEnv, seed: int) -> StepRow:
-    """Return the first observations of the environments, in the memory that every step is written into."""
+    """Return the first observations of the environments, in the memory reused by every step."""
     spec, rows = envs.spec, envs.num_rows
     obs = {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
     final = {key: np.zeros_like(value) for key, value in obs.items()} if spec.same_step else {}
@@ -132,14 +131,14 @@ def _first_row(envs: GroupEnv, seed: int) -> StepRow:
 
 
 class _Clock:
-    """Lets at most so many frames pass per second; 0: as many as come."""
+    """Limits the frames per second; 0: no limit."""
 
     def __init__(self, frames_per_second: float) -> None:
         self.interval = 1 / frames_per_second if frames_per_second else 0.0
         self.due = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the next frame is due; time lost is not made up for by haste."""
+        """Wait until the next frame is due; delays are not made up for."""
         now = time.monotonic()
         self.due = max(self.due + self.interval, now)
         if self.interval:

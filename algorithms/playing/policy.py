@@ -1,4 +1,4 @@
-"""A trained policy in a loop of one's own: it answers observations as the environment gives them."""
+"""A trained policy in the user's own loop, for observations as given by the environment."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ from appo.utils.values import from_plain
 
 Which = Literal["latest", "best", "best_evaluated", "milestone", "past"]
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
-"""Of the observations and of the actions of one agent."""
+"""Spaces of the observations and actions of one agent."""
 
 
 def load_policy(  # noqa: PLR0913 (all but one are keywords)
@@ -50,27 +50,27 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     trust: bool = False,
     env: str | Callable[..., Any] = "",
 ) -> "Policy":
-    """Load a policy of a run; nothing that is read can run code, unless the run is the user's own or trusted.
+    """Load a policy of a run. Reading runs no code, unless the run is the user's own or trusted.
 
         policy = load_policy("train_dir/CartPole-v1_1")
         observation, _ = env.reset()
         action = policy.act(observation)
 
     Args:
-        run: folder of a run, or its name in `train_dir`.
-        policy: which one of the run.
+        run: folder of a run, or the run's name in `train_dir`.
+        policy: number of the policy in the run.
         which: the newest checkpoint, the best by training or by evaluation, the newest milestone, or past version.
         device: cpu, cuda, or auto.
-        seed: of the sampling of actions; None: a random one.
-        spaces: of the environment; without them it is made once to look at them.
+        seed: seed of the sampling of actions; None: a random seed.
+        spaces: spaces of the environment; without them the environment is made once to read the spaces.
         train_dir: folder of all runs.
-        trust: let a run without a mark of this user use what it names, as `--trust`.
-        env: the environment once more, where it was given to `train` as a class or function.
+        trust: allow code named by a run without this user's mark, like `--trust`.
+        env: the class or function given to `train` as the environment.
 
     Raises:
-        UsageError: there is no such run or policy, kind of checkpoint or device, the environment cannot be made, or
-            what the run names is not to be trusted.
-        CheckpointError: the policy has no checkpoint that can be used.
+        UsageError: the run, policy, kind of checkpoint or device is missing, the environment cannot be made, or the run
+            names code that is not trusted.
+        CheckpointError: the policy has no usable checkpoint.
     """
     folder = RunFolder(find_run(str(run), Path(train_dir)))
     flags = flags_of(EvaluationConfig)
@@ -79,21 +79,21 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
     config = EvaluationConfig(**checked, train_dir=str(train_dir), env=name_of(env, is_factory))
     saved = load_run(folder, config, PLAYED if spaces is None else ANSWERS)
     seen, spec = look_at(saved.config.env, spaces)
-    with torch.random.fork_rng(devices=[]):  # a new model draws weights
+    with torch.random.fork_rng(devices=[]):  # a new model draws random weights
         player, env_steps = load_player(saved, spec, config, secrets.randbits(32) if seed is None else seed)
     return Policy(saved, player, seen, env_steps)
 
 
 class Computed(NamedTuple):
-    """Result of a policy for one observation.
+    """The output of a policy for one observation.
 
     Attributes:
-        action: as the action space describes it.
-        state: [H] float32, for the next call; empty without a memory.
-        logits: [L] float32 of all parts of the action side by side, without a mask: of choices their unnormalized
-            log-probabilities (values of --algo=APEX), of numbers their means, then the logarithms of their deviations.
-        value: of the observation, in units of return (of --algo=APEX the largest of an action that is allowed, as it is
-            learned); None: nothing has learned to estimate it, as with --algo=BC or --value_loss_coeff=0.
+        action: action in the format of the action space.
+        state: [H] float32 state for the next call; empty without a memory.
+        logits: [L] float32 outputs for all parts of the action side by side, without a mask: unnormalized
+            log-probabilities of choices (values with --algo=APEX); means, then log standard deviations, of numbers.
+        value: value of the observation, in units of return (with --algo=APEX the largest value of an allowed action, in
+            the scale of learning); None if no value is learned, as with --algo=BC or --value_loss_coeff=0.
     """
 
     action: Any
@@ -103,16 +103,16 @@ class Computed(NamedTuple):
 
 
 class Policy:
-    """A trained policy; `load_policy` makes it.
+    """A trained policy, made by `load_policy`.
 
-    What it remembers of an episode is kept inside, per row of a batch: call `reset` when an episode begins.
+    The policy keeps the memory of the episode, per row of a batch: call `reset` at the start of an episode.
 
     Attributes:
-        run: what was loaded: `directory`, `config` (all flags), `checkpoint`.
-        env_steps: that it has learned from.
-        observation_space, action_space: of one agent.
-        spec: the same as arrays: names, shapes, types.
-        estimates_returns: whether it knows values of observations.
+        run: the loaded run: `directory`, `config` (all flags), `checkpoint`.
+        env_steps: number of env steps learned from.
+        observation_space, action_space: spaces of one agent.
+        spec: the spaces as arrays: names, shapes, types.
+        estimates_returns: whether the policy estimates values of observations.
     """
 
     def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
@@ -128,16 +128,16 @@ class Policy:
         self._begins = True  # every row begins an episode
 
     def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:
-        """The action for one observation, as the action space describes it.
+        """Return the action for one observation, in the format of the action space.
 
         Args:
-            observation: as the environment gave it.
+            observation: observation as given by the environment.
             deterministic: take the most probable action instead of a sample.
-            action_mask: of the environment's `info`, if it comes there.
+            action_mask: mask from the environment's `info`, if the environment puts masks there.
 
         Raises:
-            EnvironmentFailure: the observation does not fit its space.
-            UsageError: a mask is missing, has another size, or allows nothing.
+            EnvironmentFailure: the observation does not fit the space.
+            UsageError: a mask is missing, has a wrong size, or allows nothing.
         """
         obs = self._one(observation, action_mask)
         return self._actions.rows(self._answer(obs, np.zeros(1, np.bool_), deterministic))[0]
@@ -145,16 +145,16 @@ class Policy:
     def compute_action(
         self, observation: Any, state: Any = None, *, deterministic: bool = False, action_mask: Any = None
     ) -> Computed:
-        """Act once, with the memory that is given: nothing of this call or of others is kept inside.
+        """Act once with a given memory; the policy's own memory stays unchanged.
 
         Args:
-            observation: as the environment gave it.
-            state: [H] that the call for the observation before returned; None: this one begins an episode.
+            observation: observation as given by the environment.
+            state: [H] state returned for the previous observation; None: the observation begins an episode.
             deterministic: take the most probable action instead of a sample.
-            action_mask: of the environment's `info`, if it comes there.
+            action_mask: mask from the environment's `info`, if the environment puts masks there.
 
         Raises:
-            EnvironmentFailure, UsageError: as `act`; or the state has another size.
+            EnvironmentFailure, UsageError: see `act`; or the state has a wrong size.
         """
         player, size = self._player, self.model.rnn_state_size
         if state is not None and np.shape(state) != (size,):
@@ -174,17 +174,17 @@ class Policy:
     def act_batch(
         self, observations: Any, *, first: Any = None, deterministic: bool = False, action_mask: Any = None
     ) -> Any:
-        """The actions for a batch of observations, as gymnasium's vector environments give and take them.
+        """Return the actions for a batch of observations, both in the format of gymnasium's vector environments.
 
         Args:
-            observations: N of them, batched as the observation space says.
-            first: [N] the rows whose observation begins an episode, besides those after `reset`.
+            observations: batch of N observations.
+            first: [N] rows whose observation begins an episode, besides the rows after `reset`.
             deterministic: take the most probable actions instead of samples.
-            action_mask: [N, M] of the environment's `info`, if they come there. A row without any allowed choice has
-                ended, and gets any.
+            action_mask: [N, M] masks from the environment's `info`, if the environment puts masks there. A row without
+                allowed choices belongs to an ended episode; the action is arbitrary.
 
         Raises:
-            EnvironmentFailure, UsageError: as `act`; or the number of rows has changed without a `reset`.
+            EnvironmentFailure, UsageError: see `act`; or the number of rows changed without a `reset`.
         """
         num_rows = _num_rows(observations)
         obs = self._writer.empty(num_rows)
@@ -198,36 +198,36 @@ class Policy:
         return self._actions.batch(self._answer(obs, starts, deterministic))
 
     def reset(self) -> None:
-        """Forget all: the next observation of every row begins an episode."""
+        """Clear the memory: the next observation of every row begins an episode."""
         self._begins = True
 
     def get_weights(self) -> dict[str, Array]:
-        """Copies of all weights and normalization statistics, by name."""
+        """Return copies of all weights and normalization statistics, by name."""
         flat = self._flat
         views = zip(flat.table, split(flat.flat, flat.table), strict=True)
         return {name: view.cpu().numpy().copy() for (name, _), view in views}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over weights as `get_weights` returns them.
+        """Replace the weights by weights in the format of `get_weights`.
 
         Raises:
-            UsageError: a name or a shape is not this model's, or one is missing.
+            UsageError: a name or a shape does not fit the model, or a name is missing.
         """
         self._flat.load(vector_of(weights, self._flat.table))
 
     def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
-        """The environment as it was in training: with its arguments, frame skip, stack and other wrappers.
+        """Return the environment of training, with arguments, frame skip, stack and other wrappers.
 
         Raises:
-            UsageError: it cannot be made, or is not to be trusted.
+            UsageError: the environment cannot be made, or is not trusted.
         """
-        if self.run.refusal:  # its spaces were given, so that nothing was asked of its environment yet
+        if self.run.refusal:  # with given spaces, `load_policy` did not check the environment
             raise UsageError(self.run.refusal)
         return make_single(self.run.config.env, render_mode)
 
     @property
     def model(self) -> ActorCritic:
-        """The network; its weights are those of the policy."""
+        """Return the network with the policy's weights."""
         model = self._flat.module
         assert isinstance(model, ActorCritic)
         return model
@@ -237,7 +237,7 @@ class Policy:
         return self._player.policy.flat
 
     def _one(self, observation: Any, action_mask: Any) -> dict[str, Array]:
-        """One observation as a row [1, *] of every key, its mask included."""
+        """Return an observation as rows [1, *] per key, the mask included."""
         obs = self._writer.empty(1)
         self._writer.write_row(obs, 0, observation)
         self._take_masks(obs, None if action_mask is None else [action_mask])
@@ -246,7 +246,7 @@ class Policy:
         return obs
 
     def _take_masks(self, obs: dict[str, Array], masks: list[Any] | None) -> None:
-        """Put a mask for each row to the observations, or make sure that none is needed."""
+        """Add a mask per row to the observations; without masks, refuse an environment that needs masks."""
         if masks is not None:
             try:
                 obs[MASK_KEY] = np.stack([self._mask_form.flat(mask) for mask in masks])
@@ -257,7 +257,7 @@ class Policy:
             raise UsageError(f"this environment needs masks: action_mask={source}")
 
     def _answer(self, obs: dict[str, Array], first: BoolArray, deterministic: bool) -> Array:
-        """Stored actions [N, A]."""
+        """Return stored actions [N, A]."""
         player, num_rows = self._player, len(first)
         if self._begins:
             player.rnn_state = torch.zeros(num_rows, player.rnn_state.shape[1], device=player.device)
@@ -269,11 +269,11 @@ class Policy:
 
 
 def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, EnvSpec]:
-    """The spaces of an environment, and their description; it is made, unless they are given.
+    """Return the spaces of an environment and the description as arrays; make the environment unless spaces are given.
 
     Raises:
-        UsageError: it cannot be made, or is nothing that can be played.
-        EnvironmentFailure: it raised.
+        UsageError: the environment cannot be made or played.
+        EnvironmentFailure: the environment raised.
     """
     if given is not None:
         note_frames(given[0], config.env_framestack)

@@ -1,4 +1,4 @@
-"""A run of before as it is played: its folder, its flags, and the files of one checkpoint."""
+"""A saved run to be played: folder, flags, and files of a checkpoint."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -32,16 +32,16 @@ MISSING = {
 
 
 class SavedRun(NamedTuple):
-    """A run and one of its checkpoints, read and verified.
+    """A run and a checkpoint of the run, read and verified.
 
     Attributes:
-        folder: of the run.
-        config: its flags, as they were read once.
-        checkpoint: where it is.
-        files: of the checkpoint, verified.
-        policy: whose it is.
-        refusal: the line that refuses to make the environment of these flags; empty: it may be made.
-        limit: of the size of another of its checkpoints.
+        folder: folder of the run.
+        config: flags of the run.
+        checkpoint: folder of the checkpoint.
+        files: verified files of the checkpoint.
+        policy: number of the policy of the checkpoint.
+        refusal: line that refuses to make the environment of the flags; empty: the environment may be made.
+        limit: limit of the size of further checkpoints.
     """
 
     folder: RunFolder
@@ -54,15 +54,15 @@ class SavedRun(NamedTuple):
 
     @property
     def directory(self) -> Path:
-        """Path of the run's folder."""
+        """Return the path of the run's folder."""
         return self.folder.path
 
 
 def find_run(config: EvaluationConfig) -> SavedRun:
-    """Load the run that the flags name, or the newest one of their environment.
+    """Load the run named by the flags, or the newest run of the environment.
 
     Raises:
-        UsageError, CheckpointError: as `load_run`, or there is no run at all.
+        UsageError, CheckpointError: see `load_run`, or no run exists.
     """
     group = Path(config.train_dir, config.experiments_root)
     named = config.experiment
@@ -71,16 +71,16 @@ def find_run(config: EvaluationConfig) -> SavedRun:
 
 
 def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str] = PLAYED) -> SavedRun:
-    """Load the flags of a run, and the checkpoint that `config` asks for.
+    """Load the flags of a run, and the checkpoint chosen by `config`.
 
     Args:
-        folder: of the run.
-        config: which of its policies and checkpoints; and whether the user trusts it.
-        needed: flags of the run that the caller uses, see `run/trust.py`.
+        folder: folder of the run.
+        config: choice of policy and checkpoint, and whether the user trusts the run.
+        needed: flags of the run used by the caller, see `run/trust.py`.
 
     Raises:
-        UsageError: there is no such run, policy or milestone, or what it needs is not to be trusted.
-        CheckpointError: there is no such checkpoint, or none of them verifies.
+        UsageError: the run, policy or milestone is missing, or needed flags are not trusted.
+        CheckpointError: the checkpoint is missing, or no checkpoint verifies.
     """
     given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
     name = folder.path.name
@@ -89,7 +89,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
-    if config.env and not saved.env.env:  # it has learned from datasets, which name none
+    if config.env and not saved.env.env:  # learned from datasets, without an environment
         saved = replace(saved, env=replace(saved.env, env=config.env))
     if config.env and is_again(saved.env.env, config.env):
         saved = replace(saved, env=replace(saved.env, env=config.env))
@@ -113,7 +113,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
 def _load_checkpoint(
     folder: RunFolder, config: EvaluationConfig, best_metric: str, limit: checkpoint_files.Limit | None
 ) -> checkpoint_files.Loaded | None:
-    """Load the checkpoint of the wanted kind: the best, or the newest up to a milestone; None if there is none."""
+    """Load the best checkpoint, or the newest checkpoint up to a milestone; None without a checkpoint."""
     kind, milestone = config.load_checkpoint_kind, config.milestone
     parent = folder.checkpoints(config.policy_index, kind)
     if kind in ("best", "best_evaluated"):

@@ -1,4 +1,4 @@
-"""Videos of a game: pictures of one environment, handed to ffmpeg one by one."""
+"""Videos of a game: pictures of one environment, encoded by ffmpeg."""
 
 import contextlib
 import ctypes.util
@@ -28,53 +28,53 @@ from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
 from appo.utils.values import shown
 
 END_SECONDS = 5.0
-FASTEST_GIF = 50.0  # pictures per second; those shown for less than 0.02 s are slowed down by whoever plays them
+FASTEST_GIF = 50.0  # pictures per second; players slow down pictures of less than 0.02 s
 
 OFFSCREEN = {"SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
 
 OUTPUT = {
     # Players expect yuv420p, which stores colours per 2x2 pixels: an odd size gets a black row or column.
     ".mp4": "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -c:v libx264 -crf 18 -pix_fmt yuv420p -movflags +faststart -f mp4",
-    # A palette per picture: one for all would have to wait for the last of them, in memory. No colour is transparent:
-    # a picture that is black all over would be.
+    # A palette per picture: a common palette would need all pictures in memory. No colour is transparent, or a black
+    # picture would be transparent.
     ".gif": "-vf split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1:alpha_threshold=0"
     " -loop 0 -f gif",
 }
 
 
 class VideoFile:
-    """A video that grows by a picture at a time, and has its name only when it is whole.
+    """A video that grows picture by picture, and is renamed to `path` when complete.
 
-    As a context manager it is finished at the end, or given up when something is raised.
+    As a context manager, the video is completed at the end, or dropped after an exception.
 
     Args:
-        path: .mp4 or .gif; what is there is replaced at the end.
+        path: .mp4 or .gif file; an existing file is replaced at the end.
 
     Attributes:
-        pictures: how many it has.
-        pictures_per_second: how fast it plays; may be set until the first picture.
+        pictures: number of pictures.
+        pictures_per_second: speed; may be set until the first picture.
 
     Raises:
-        UsageError: there is no ffmpeg, or no file can be written there.
+        UsageError: ffmpeg is missing, or the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.pictures, self.pictures_per_second = path, 0, DEFAULT_FRAMES_PER_SECOND
         self._program = _ffmpeg()
         _check_place(path)
-        # Beside the file, so that it can be renamed; hidden, of a length that every file system takes, and of a name
-        # under which nobody can have put a link for ffmpeg to follow.
+        # In the folder of the file, for the rename; hidden, short enough for every file system, and random, so
+        # ffmpeg cannot follow a prepared link.
         self._temporary = path.absolute().with_name(f".{path.stem[:40]}-{secrets.token_hex(8)}{path.suffix}")
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
         self._shape: tuple[int, ...] = ()
 
     def add(self, picture: Array) -> None:
-        """Append a picture [H,W,3] of bytes; all of a video have the same size.
+        """Append a picture [H,W,3] of bytes; all pictures of a video have equal sizes.
 
         Raises:
-            ValueError: it is none, or has another size.
-            ResourceError: it cannot be written.
+            ValueError: the array is no picture, or has a different size.
+            ResourceError: the picture cannot be written.
         """
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
             raise ValueError(f"a picture must be bytes [H,W,3], got {picture.dtype} {list(picture.shape)}")
@@ -87,7 +87,7 @@ class VideoFile:
         try:
             self._process.stdin.write(np.ascontiguousarray(picture).data)
         except OSError:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it reads no more, and should be ending
+            with contextlib.suppress(subprocess.TimeoutExpired):  # ffmpeg has stopped reading, and should be ending
                 self._process.wait(END_SECONDS)
             raise ResourceError(self._complaint()) from None
         self.pictures += 1
@@ -105,12 +105,11 @@ class VideoFile:
                 if error is None:
                     self._finish(self._process)
             finally:
-                self._process.kill()  # harmless when it has ended
+                self._process.kill()  # no effect after the end
                 self._process.communicate()
                 self._temporary.unlink(missing_ok=True)
 
     def _finish(self, process: "subprocess.Popen[bytes]") -> None:
-        """Complete the file and give it its name."""
         process.communicate()
         if process.returncode != 0:
             raise ResourceError(self._complaint())
@@ -135,7 +134,7 @@ class VideoFile:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaints,
-                process_group=0,  # a Ctrl-C is ours to handle; no session, in which it would not give way as we may
+                process_group=0,  # Ctrl-C does not reach ffmpeg; no session: ffmpeg keeps our priority
             )
         except OSError as error:
             raise ResourceError(f"no video {shown(str(self.path))}: {error}") from None
@@ -149,19 +148,19 @@ class VideoFile:
 
 
 class Recorder:
-    """Films one environment that others step.
+    """Films one environment that the caller steps.
 
     Args:
-        config: the environment.
-        path: of the video.
-        steps_per_second: how many steps a second of the video shows; 0: as many as the game makes.
+        config: flags of the environment.
+        path: file of the video.
+        steps_per_second: steps per second of video; 0: the speed of the game.
 
     Attributes:
-        group: the environment, to be stepped and closed by the caller.
-        video: the file, to be entered by the caller.
+        group: environment, stepped and closed by the caller.
+        video: file, entered by the caller.
 
     Raises:
-        UsageError: the environment cannot be drawn, or the video not written.
+        UsageError: the environment cannot be drawn, or the video cannot be written.
         EnvironmentFailure: the environment raised.
     """
 
@@ -174,14 +173,14 @@ class Recorder:
         self._last: Array | None = None
 
     def look(self, ended: bool) -> None:
-        """Take a picture; `ended` says that the episode is over.
+        """Take a picture; `ended` marks the end of the episode.
 
         Raises:
-            EnvironmentFailure: the environment raised, or drew something else than a picture.
+            EnvironmentFailure: the environment raised, or drew no picture.
             ResourceError: the picture cannot be written.
         """
         try:
-            picture: Array = np.array(self._env.render())  # a copy: it may draw all of them into one buffer
+            picture: Array = np.array(self._env.render())  # a copy: the environment may reuse the buffer
         except BaseException as error:
             reraise(self.name, error)
         if ended and self._last is not None and not picture.any():
@@ -197,13 +196,13 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
     """Make one environment that draws pictures instead of opening a window.
 
     Raises:
-        UsageError: it cannot.
-        EnvironmentFailure: its code raised.
+        UsageError: the environment cannot draw pictures.
+        EnvironmentFailure: the environment raised.
     """
     draw_offscreen()
     if is_vector_only(config):
         raise UsageError(f"{config.env} exists only as a vector environment, which cannot be filmed")
-    # Asked first, because an environment that does not know the mode may fail in any way, or draw nothing.
+    # Check first: an environment without the mode may fail in any way, or draw nothing.
     asked = make_single(config)
     modes = asked.metadata.get("render_modes") or ()
     try:
@@ -217,9 +216,9 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
 
 
 def draw_offscreen() -> None:
-    """Let pygame and MuJoCo, which look for a screen even where they draw in memory, do without where there is none.
+    """Without a display, make pygame and MuJoCo draw in memory.
 
-    dm_control looks when it is imported, and cannot be where it is told of a library that is not there.
+    dm_control reads the variable at import, and cannot be imported if the variable names a missing library.
     """
     for name, driver in OFFSCREEN.items() if headless() else ():
         if name != "MUJOCO_GL" or ctypes.util.find_library("EGL"):
@@ -227,7 +226,7 @@ def draw_offscreen() -> None:
 
 
 def _ffmpeg() -> str:
-    """The program that encodes."""
+    """Return the path of ffmpeg."""
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         raise UsageError('a video needs the package imageio-ffmpeg: pip install "appo[video]"')
     try:
@@ -240,7 +239,7 @@ def _ffmpeg() -> str:
 
 
 def _check_place(path: Path) -> None:
-    """Make the folder of a video; refuse a place where no file can be written."""
+    """Make the folder of a video; refuse a path that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

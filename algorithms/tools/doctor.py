@@ -1,4 +1,4 @@
-"""`appo doctor` finds out in half a minute whether this machine, installation and environment are fit for training."""
+"""`appo doctor` checks in half a minute whether machine, installation and environment are fit for training."""
 
 import importlib
 import json
@@ -53,7 +53,7 @@ REQUIRED = (
     "rich",
 )
 
-IMPORTED = ("torch", "faster_fifo")  # compiled for one version of Python and one kind of machine
+IMPORTED = ("torch", "faster_fifo")  # compiled for a version of Python and a kind of machine
 
 OPTIONAL = {
     "matplotlib": "plots",
@@ -75,10 +75,10 @@ START_SECONDS, EXAM_SECONDS = 30.0, 20.0
 
 LEAK_BYTES, LEAK_FILES = 8 << 20, 8
 
-# Sizes that a network does not learn from as they are: what it is shown, what its actions mean, what it must predict.
+# Limits of sizes for learning: observations, actions, rewards.
 LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
 FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
-MANY_NUMBERS = 10_000  # of an observation that no convolution reads
+MANY_NUMBERS = 10_000  # of an observation without a convolution
 LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
 
 State = Literal["ok", "note", "bad"]
@@ -93,20 +93,20 @@ KINDS = {
 
 
 class Finding(NamedTuple):
-    """The result of one check: fine, worth knowing, or in the way of training."""
+    """The result of one check: fine, a note, or an obstacle to training."""
 
     name: str
     state: State
     text: str
-    flags: dict[str, Any] = {}  # noqa: RUF012 (read only) - what it recommends
+    flags: dict[str, Any] = {}  # noqa: RUF012 (read only) - recommended flags
 
 
 def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
-    """Print all findings; return 0 if nothing is in the way of training, else 1.
+    """Print all findings; return 0 if nothing prevents training, else 1.
 
     Args:
-        config: how to print.
-        given: flags of training, by name, that were given.
+        config: format of the output.
+        given: flags of training on the command line, by name.
 
     Raises:
         UsageError: flags of training contradict each other.
@@ -127,7 +127,7 @@ def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
 
 
 def findings(given: Mapping[str, object]) -> Iterator[Finding]:
-    """Yield findings one after the other, as they are made; the environment's only where one is given."""
+    """Yield findings one after the other; findings of an environment only if `env` is given."""
     yield from of_installation()
     yield from of_machine()
     folder = Path(tempfile.mkdtemp(prefix="appo-doctor-"))
@@ -143,7 +143,7 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def of_installation() -> Iterator[Finding]:
-    """Check which packages there are, and whether those that are compiled can be loaded."""
+    """Check the installed packages, and load the compiled packages."""
     versions = {name: _version(name) for name in ("appo", *REQUIRED)}
     missing = [name for name in REQUIRED if versions[name] is None]
     said = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
@@ -162,7 +162,7 @@ def of_installation() -> Iterator[Finding]:
 
 
 def of_machine() -> Iterator[Finding]:
-    """Look at the cores, the GPU, the memory and the open files that a run may use."""
+    """Report the cores, GPU, memory and open files available to a run."""
     cores = machine.available_cores()
     yield Finding("cores", "ok" if cores > 1 else "note", f"{cores}, {machine.processor_name() or 'unknown processor'}")
     yield _gpu()
@@ -179,7 +179,7 @@ def of_machine() -> Iterator[Finding]:
 
 
 def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> Finding:
-    """Check whether processes start as those of a run do, and how fast."""
+    """Check whether processes start, and how fast."""
     seconds = []
     try:
         fork_server.start_fork_server(janitor, preloaded(with_torch=True), with_torch=True)
@@ -196,7 +196,7 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
 
 
 def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> Iterator[Finding]:
-    """Describe the environment, and the flags to train it with."""
+    """Describe the environment, and recommend flags."""
     try:
         check_name(config.env)
         cores = machine.available_cores()
@@ -205,7 +205,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         for note in found.probe.spec.notes:
-            if not note.startswith("observation key "):  # which the examination sees in more steps
+            if not note.startswith("observation key "):  # examined over more steps below
                 yield Finding("env", "note", note)
         yield from report_inputs(found.probe.spec, found.probe.config)
         recommended = recommendation(found, cores)
@@ -230,7 +230,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
 
 
 def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = None) -> Iterator[Finding]:
-    """Yield findings from the figures of an examined environment, whose episodes are truncated at `horizon`."""
+    """Yield findings from the figures of an examined environment, with episodes truncated at `horizon`."""
     if exam.differs_at is None:
         yield Finding("seeding", "ok", f"the same seed and actions gave the same {exam.repeated} steps again")
     else:
@@ -263,7 +263,7 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
 
 
 def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
-    """Yield a finding about observations that are read number by number and are very many."""
+    """Yield a finding about large observations that are not read as images."""
     encoders = {} if config.model.encoder_custom else encoder_names(config.model, spec.observations)
     for key, one in spec.observations.items():
         if encoders.get(key) == MLP and key != MASK_KEY and math.prod(one.shape) > MANY_NUMBERS:
@@ -273,7 +273,7 @@ def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
 
 
 def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:
-    """Yield findings about the sizes of observations, actions and rewards, with the flags that help."""
+    """Yield findings about the sizes of observations, actions and rewards, with helpful flags."""
     for line in exam.lost:
         yield Finding("observations", "bad", line)
     if exam.shown and not exam.lost:
@@ -298,7 +298,7 @@ def _observations(shown: Mapping[str, tuple[float, float]], config: Config) -> F
 
 
 def _actions(action: ActionSpec, config: Config) -> Finding:
-    """Check how the first actions of a policy fit into the bounds of its numbers."""
+    """Check whether the first actions of a policy fit into the bounds of the actions."""
     stddev, count = config.model.initial_stddev, len(action.low or ())
     squashed = [number for number, is_real in zip(action.is_squashed, action.is_real, strict=True) if is_real]
     scales, shifts = action.scale or (1.0,) * count, action.shift or (0.0,) * count
@@ -320,7 +320,7 @@ def _actions(action: ActionSpec, config: Config) -> Finding:
 
 
 def _rewards(exam: Examination, config: Config) -> Finding:
-    """Check whether a critic can predict returns of such rewards."""
+    """Check whether a critic can predict returns of rewards of this size."""
     flags = config.table.by_part["learning"]
     if not exam.largest_reward:
         more = "; a larger --exploration_loss_coeff tries more" if "exploration_loss_coeff" in flags else ""
@@ -345,7 +345,7 @@ def _rewards(exam: Examination, config: Config) -> Finding:
 
 
 def recommendation(found: Measurement, cores: int) -> Finding:
-    """Return the sampling flags that a start would choose now."""
+    """Return the flags of sampling that a start would choose now."""
     spec, models, config = found.probe.spec, found.probe.models, found.probe.config
 
     def memory(sampling: Sampling) -> int:
@@ -420,6 +420,6 @@ def _time(seconds: float) -> str:
 
 
 def try_nothing(pipe: Connection, log_path: Path) -> None:
-    """Say that the process has started."""
+    """Report the start of the process."""
     _enter("probe", log_path)
     pipe.send(True)

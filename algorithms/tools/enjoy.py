@@ -1,4 +1,4 @@
-"""A trained policy plays here: the environment, the model and the order of things are those of training."""
+"""`appo enjoy` plays a trained policy in the environment of training."""
 
 import contextlib
 import secrets
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import Episode, agent_means, team_mean
+from appo.algorithms.playing.episodes import PlayedEpisode, agent_means, team_mean
 from appo.algorithms.playing.player import load_player, play
 from appo.algorithms.playing.saved_run import SavedRun, find_run
 from appo.algorithms.playing.video import Recorder, VideoFile
@@ -20,27 +20,27 @@ from appo.utils.system import machine
 from appo.utils.values import json_text
 
 
-class Result(NamedTuple):
-    """The episodes that a policy has played."""
+class Played(NamedTuple):
+    """The played episodes of a policy."""
 
     run: SavedRun
-    env_steps: int  # that the policy has learned from
+    env_steps: int  # learned from by the policy
     seed: int
-    episodes: list[Episode]
+    episodes: list[PlayedEpisode]
     video: VideoFile | None
 
 
 def enjoy(config: EvaluationConfig) -> int:
-    """Play a trained policy and print its episodes; return the exit code.
+    """Play a trained policy and print the episodes; return the exit code.
 
     Raises:
-        UsageError: there is no such run, or the environment cannot be played as asked.
-        CheckpointError: the policy has no checkpoint that can be used.
+        UsageError: a run is missing, or the environment cannot be played with these flags.
+        CheckpointError: the policy has no usable checkpoint.
         EnvironmentFailure: the environment raised.
         ResourceError: the video cannot be written.
     """
     run = find_run(config)
-    machine.limit_threads(1)  # a batch of one row gains nothing from more
+    machine.limit_threads(1)  # more threads do not help a batch of one row
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
         result = play_run(run, config, seed)
@@ -48,23 +48,23 @@ def enjoy(config: EvaluationConfig) -> int:
     return 0
 
 
-def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Result:
-    """Play and film as the flags say; without --json every episode is printed when it ends.
+def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Played:
+    """Play and film a policy; without `--json`, print every episode.
 
     Raises:
-        UsageError, EnvironmentFailure, ResourceError: as `enjoy`.
+        UsageError, EnvironmentFailure, ResourceError: see `enjoy`.
     """
     env = config.played_env(run.config.env)
     with contextlib.ExitStack() as stack:
         recorder = Recorder(env, Path(config.save_video), config.fps) if config.save_video else None
         if recorder is not None:
-            stack.enter_context(recorder.video)  # finished after the environments are closed
+            stack.enter_context(recorder.video)  # completed after the environments are closed
         envs: GroupEnv = make_alone(env, window=config.window) if recorder is None else recorder.group
         if config.callbacks:
             envs = HookedEnvs(envs, config.policy_index, Hooks.make(config.callbacks, run.config.to_flat(), 0))
         stack.callback(envs.close)
         player, env_steps = load_player(run, envs.spec, config, seed)
-        result = Result(run, env_steps, seed, [], None if recorder is None else recorder.video)
+        result = Played(run, env_steps, seed, [], None if recorder is None else recorder.video)
         if not config.json:
             which = f"{config.load_checkpoint_kind} checkpoint of policy {config.policy_index}"
             say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}")
@@ -77,7 +77,7 @@ def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Result:
     return result
 
 
-def _report(result: Result, *, as_json: bool) -> str:
+def _report(result: Played, *, as_json: bool) -> str:
     """Return the figures of all episodes as text, or as one JSON object."""
     episodes, video = result.episodes, result.video
     returns, agents = [episode.episode_return for episode in episodes], agent_means(episodes)

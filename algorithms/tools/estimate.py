@@ -1,4 +1,4 @@
-"""`appo estimate` estimates the return of a policy from the episodes of a dataset that others have played."""
+"""`appo estimate` estimates the return of a policy from a dataset of episodes of other policies."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from appo.utils.values import json_text, shown
 
 
 class Thoughts(NamedTuple):
-    """The probabilities that the policy which is evaluated gives to an episode of L steps.
+    """The probabilities of the evaluated policy for an episode of L steps.
 
     Attributes:
-        log_prob: [L] of what was done.
-        probabilities: [L+1, n] of every choice, where an action is one choice; else [L+1, 0].
+        log_prob: [L] log-probabilities of the actions taken.
+        probabilities: [L+1, n] probabilities of every choice, if an action is one choice; else [L+1, 0].
     """
 
     log_prob: Floats
@@ -51,8 +51,8 @@ def estimate(config: EstimateConfig) -> int:
     """Estimate, print, and return the exit code.
 
     Raises:
-        UsageError: there is no such run or dataset, they do not fit, or the dataset lacks what an estimate needs.
-        CheckpointError: the run has no checkpoint that can be used.
+        UsageError: run or dataset is missing, both do not fit, or the dataset lacks columns.
+        CheckpointError: the run has no usable checkpoint.
     """
     machine.limit_threads(1)
     flags = EvaluationConfig(
@@ -86,7 +86,7 @@ def estimate(config: EstimateConfig) -> int:
 
 @torch.inference_mode()
 def thoughts_of(model: ActorCritic, spec: EnvSpec, episode: Episode) -> Thoughts:
-    """Return the probabilities that a model gives to an episode, those at its final observation included."""
+    """Return the probabilities of a model for an episode, the final observation included."""
     steps = len(episode)
     obs = {key: torch.from_numpy(np.concatenate((x, x[-1:])))[:, None] for key, x in episode.obs.items()}  # [L+2, 1, *]
     first = torch.zeros(steps + 2, 1, dtype=torch.bool)
@@ -116,10 +116,10 @@ def terms_of(
     """Return the terms of an estimate.
 
     Args:
-        name: of the estimator.
-        episodes: of the dataset.
-        thoughts: in the same order.
-        values: v [L+1] and q of what was done [L] of every episode, where the estimator needs them.
+        name: name of the estimator.
+        episodes: episodes of the dataset.
+        thoughts: probabilities, in the order of the episodes.
+        values: v [L+1] and q of the actions taken [L] per episode; None if the estimator needs no values.
         gamma: discount per step.
     """
     if name == "fitted_q":
@@ -137,13 +137,13 @@ def terms_of(
 
 
 def _log_ratios(episodes: Sequence[Episode], thoughts: Sequence[Thoughts]) -> Floats:
-    """Return log ratios of the policy that is evaluated to the one that acted, [E, L]."""
+    """Return log-ratios of the evaluated policy to the acting policy, [E, L]."""
     pairs = zip(episodes, thoughts, strict=True)
     return _padded([thought.log_prob - episode.infos["log_prob"].astype(np.float64) for episode, thought in pairs])
 
 
 def _padded(rows: Sequence[Floats]) -> Floats:
-    """Return rows of different lengths as one array [E, L] with zeros behind their ends."""
+    """Return rows of different lengths as an array [E, L], padded with zeros."""
     padded = np.zeros((len(rows), max(map(len, rows))))
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
@@ -172,9 +172,9 @@ def fitted_values(
     gamma: float,
     config: EstimateConfig,
 ) -> list[tuple[Floats, Floats]]:
-    """Return v [L+1], and q of the actions taken [L], of every episode, by fitted Q evaluation.
+    """Return v [L+1] and q of the actions taken [L] of every episode, by fitted Q evaluation.
 
-    Behind the end of an episode that terminated v is 0; that of one that was cut is what it has not seen.
+    After the last step, v is 0 if the episode terminated; if truncated, v estimates the rest of the episode.
 
     Raises:
         UsageError: actions are not one choice, or `--encoder_custom` names a whole model.

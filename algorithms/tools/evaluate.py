@@ -1,55 +1,48 @@
-"""`appo evaluate` plays checkpoints of a run, beside training or after it, and keeps the one that plays best."""
+"""`appo evaluate` plays checkpoints of a run, during or after training, and keeps the checkpoint that plays best."""
 
 import contextlib
 import json
-import math
 import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from appo.algorithms.ops.intervals import bootstrap_interval
-from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
-from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.numpy_player import cheapest
+from appo.algorithms.playing.player import load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
-from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.summary import LIVING_STATES
-from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.plain_state import read_plain
-from appo.algorithms.tools.compare import read_each
-from appo.algorithms.tools.enjoy import play_run
+from appo.algorithms.tools.comparison.saved_runs import read_each
+from appo.algorithms.tools.filming import Filming
 from appo.algorithms.tools.flags import EvaluateConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
-from appo.envs.spec import EnvSpec, GroupEnv
+from appo.envs.spec import GroupEnv
 from appo.utils import checkpoint_files
 from appo.utils.command_line import complain, say
-from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError
+from appo.utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from appo.utils.hashed_files import Content
 from appo.utils.metrics import MetricsLog
-from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
+from appo.utils.run_folder import RunFolder, own_folder
 from appo.utils.system import machine
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.tracebacks import traceback_of
 from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
-"""How actions are chosen -> whether the most probable one is taken."""
+"""Mode -> whether to take the most probable action."""
 
 MOST_SUMMARY_BYTES = 16 << 20
-"""Of TensorBoard's files of a policy's evaluations; of larger ones about every second old point is left out."""
+"""Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
 
 MOST_OF_THE_CORES = 0.015
-"""What evaluations may take of all cores' time on average, so that training hardly feels them."""
+"""Average share of all cores' time for evaluations."""
 
 LONGEST_SLEEP_SECONDS = 1.0
 
@@ -57,11 +50,11 @@ SAID = ("seed", "env_kwargs", "flags")
 """Flags that stand beside each result."""
 
 SETTINGS = ("best_by", "env_kwargs", "flags")
-"""Flags that means must have in common to be compared."""
+"""Flags that must be equal for two means to be compared."""
 
 
 class Evaluation(NamedTuple):
-    """The returns of a policy that was evaluated, in one mode.
+    """The returns of a policy in an evaluation, in one mode.
 
     Attributes:
         low, high: confidence interval of the mean return.
@@ -78,7 +71,7 @@ class Evaluation(NamedTuple):
     seconds: float
 
     def line(self) -> str:
-        """Return the evaluation in one line."""
+        """Return the evaluation as one line."""
         return (
             f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
             f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
@@ -86,13 +79,14 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Evaluate the newest checkpoint of every policy of runs, of one run newer ones too if asked; return the exit code.
+    """Evaluate the newest checkpoint of every policy of the runs; return the exit code.
 
-    A run of several that cannot be evaluated is left out, which is said.
+    With `--every_sec`, follow one run and evaluate newer checkpoints. Of several runs, leave out a run that cannot be
+    evaluated, with a warning.
 
     Raises:
-        UsageError: there is no such run, there are several to be followed, or its environment cannot be made.
-        CheckpointError: there is nothing to evaluate, or nothing that can be used.
+        UsageError: a run is missing, several runs cannot be followed, or the environment cannot be made.
+        CheckpointError: no run has a usable checkpoint.
         EnvironmentFailure: the environment raised.
     """
     directories = find_runs(config.run, Path(config.train_dir))
@@ -117,15 +111,15 @@ def evaluate(config: EvaluateConfig) -> int:
 class Evaluator:
     """Plays the newest checkpoints of a run, every policy in the same episodes.
 
-    A single look at a run that cannot be written keeps nothing, and says so.
+    Without `--every_sec`, an evaluation of a run that cannot be written keeps no results and prints a warning.
 
     Args:
-        directory: of the run.
-        config: how.
-        name: of the run beside each result; empty: it is the only one.
+        directory: directory of the run.
+        config: flags of the evaluation.
+        name: name of the run beside each result; empty for a single run.
 
     Attributes:
-        settings: the flags that means must have in common to be compared.
+        settings: flags that must be equal for two means to be compared.
     """
 
     def __init__(self, directory: Path, config: EvaluateConfig, name: str = "") -> None:
@@ -145,7 +139,7 @@ class Evaluator:
             with own_folder(folder, make=True):
                 self._log = MetricsLog(self.folder.results)
         except OSError as error:
-            if self.config.every_sec:  # nobody may be there to read what is printed
+            if self.config.every_sec:  # nobody may read the output
                 raise ResourceError(f"cannot write {folder}: {error.strerror}") from None
             complain(f"warning: results are not kept: cannot write {folder}: {error.strerror}\n")
         return self
@@ -158,15 +152,15 @@ class Evaluator:
             writer.close()
 
     def follow(self) -> None:
-        """Look again and again, until the run has ended and its last checkpoint is evaluated."""
+        """Evaluate repeatedly until the run has ended and the last checkpoint is evaluated."""
         while True:
             begin, used_before, living = time.monotonic(), time.process_time(), self._is_living()
             try:
                 self.look()
-            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may do better
+            except (CheckpointError, EnvironmentFailure, ResourceError) as error:  # the next checkpoint may work
                 complain(f"warning: {error}\n{traceback_of(error)}")
                 self._close_envs()
-            if not living:  # its last checkpoint was there before it said so
+            if not living:  # the last checkpoint precedes the final state
                 return
             rest = (time.process_time() - used_before) / (MOST_OF_THE_CORES * machine.available_cores())
             due = begin + max(self.config.every_sec, rest)
@@ -177,10 +171,10 @@ class Evaluator:
         return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
-        """Evaluate the checkpoints that are new since the last look.
+        """Evaluate the checkpoints written since the last look.
 
         Raises:
-            UsageError, CheckpointError, EnvironmentFailure: as `evaluate`.
+            UsageError, CheckpointError, EnvironmentFailure: see `evaluate`.
         """
         return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
@@ -230,7 +224,6 @@ class Evaluator:
         return Evaluation(policy, env_steps, mode, len(returns), mean, std, *bootstrap_interval(returns), seconds)
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
-        """Write TensorBoard's curves."""
         if policy not in self._writers:
             folder = self.folder.evaluation_summaries(policy)
             self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
@@ -238,10 +231,10 @@ class Evaluator:
         self._writers[policy].add(found[0].env_steps, tags)
 
     def _keep_if_best(self, folder: Path, run: SavedRun, one: Evaluation) -> None:
-        """Keep a checkpoint instead of the best before, if its mean is higher; say if the intervals are apart.
+        """Replace the kept best checkpoint if the mean is higher; print whether the intervals overlap.
 
-        One that was measured with other flags cannot be compared, and gives way; what plays in another environment
-        than the flags of the run describe takes nobody's place.
+        A kept checkpoint measured with different flags is replaced. An evaluation in another environment than the run's
+        evaluations keeps nothing.
         """
         for name in ("env_kwargs", "flags"):
             if getattr(self.config, name) != getattr(run.config.logging, f"eval_{name}"):
@@ -276,7 +269,7 @@ class Evaluator:
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
-    """Return value, low, high, settings of the best evaluated checkpoint; None without one to be read."""
+    """Return value, low, high and settings of the best evaluated checkpoint; None if no checkpoint can be read."""
     for _, path in checkpoint_files.listed_if_readable(folder):
         with contextlib.suppress(CheckpointError, KeyError):
             kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
@@ -285,7 +278,7 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def _overrule(saved: Config, config: EvaluateConfig) -> Config:
-    """Return the flags of the run with those that evaluations change."""
+    """Return the flags of the run, changed by the flags of the evaluation."""
     table = saved.table.by_part["env"]
     flags = {name.replace("-", "_"): value for name, value in config.flags.items()}
     if unknown := next((name for name in flags if name not in table), None):
@@ -299,102 +292,8 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
 
 
 def _give_way() -> None:
-    """Take the cores that others of the session leave, and a little more: a busy machine would leave nothing else.
+    """Lower the priority: the evaluator uses idle cores, and a small share on a busy machine.
 
-    Linux shares cores between sessions before it looks at priorities, so this must be in that of the run.
+    Linux shares cores between sessions before priorities count, so the evaluator must run in the session of the run.
     """
     machine.set_niceness(19)
-
-
-# Videos of evaluations: how the newest policy plays, every now and then.
-
-
-class Filming:
-    """Films the first episode of evaluations; a failure costs one film.
-
-    Args:
-        folder: of the videos.
-        every_minutes: the least time between two videos of a policy; 0: none are made.
-    """
-
-    def __init__(self, folder: Path, every_minutes: float) -> None:
-        self.folder, self.every_seconds = folder, 60 * every_minutes
-        self._failed: dict[int, float] = {}  # when a film of a policy last did
-        self._warned = False  # since one succeeded
-        if self.every_seconds:
-            draw_offscreen()  # before anything imports what can draw
-
-    def is_due(self, policy: int) -> bool:
-        """Return whether the newest video of a policy, which may be of a run before a restart, is old enough."""
-        if not self.every_seconds:
-            return False
-        newest = self._failed.get(policy, -math.inf)
-        for path in self.folder.glob(f"p{policy}_*.mp4"):
-            with contextlib.suppress(OSError):  # somebody has just removed it
-                newest = max(newest, path.stat().st_mtime)
-        return not 0 <= time.time() - newest < self.every_seconds  # one of the future tells of a clock put back
-
-    def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
-        """Play the first episode once more, drawn; log the first of several failures in a row.
-
-        It is the same episode where the environment draws its random numbers from the seed.
-        """
-        name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
-        for unfinished in names_in_own(self.folder):
-            if unfinished.startswith(f".p{flags.policy_index}_"):  # of a process that was killed
-                with contextlib.suppress(OSError):  # whatever is in the way says so when the new one is written
-                    remove_own(self.folder / unfinished)
-        path = self.folder / f"{name}.mp4"
-        filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
-        try:
-            with own_folder(self.folder, make=True):
-                video = play_run(run, filmed, seed).video
-        except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
-            self._failed[flags.policy_index] = time.time()
-            if not self._warned:
-                trace = traceback_of(error) if isinstance(error, AppoError) else ""
-                complain(f"warning: no video of an evaluation: {error}\n{trace}")
-            self._warned = True
-            return
-        self._warned = False
-        if video is not None and video.pictures:
-            say(f"video: {path}, {video.pictures} pictures at {video.pictures_per_second:g} per second")
-
-
-# Playing small networks without torch: evaluating them beside training would be little else than torch's dispatch.
-
-
-class NumpyPlayer:
-    """Acts as a `Player` of one environment does, but for rounding and the random numbers; made by `cheapest`.
-
-    Args:
-        mlp: the network.
-        spec: of the environment.
-        sampler: of actions; None: they are the most probable ones.
-    """
-
-    def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:
-        rows, self._mlp, self._sampler, self._parts = spec.num_agents, mlp, sampler, spec.action.parts
-        self._logits = np.empty((rows, spec.action.num_logits), np.float32)
-        self._value, self._log_prob = np.empty((2, rows), np.float32)
-        self._action = np.empty((rows, spec.action.num_values), spec.action.dtype)
-
-    def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *], until the next call; `first` says nothing to an MLP."""
-        self._mlp.act(obs[self._mlp.key], self._logits, self._value)
-        if self._sampler is None:
-            most_probable(self._parts, self._logits, self._action)
-        else:
-            self._sampler.sample(self._logits, self._action, self._log_prob)
-        return self._action
-
-
-def cheapest(player: Player, seed: int, *, deterministic: bool) -> Acts:
-    """Return the player that acts at the smallest cost: the one given, unless its network and actions are simple."""
-    policy, spec = player.policy, player.spec
-    if type(policy) is not StochasticPolicy:  # a subclass may act otherwise
-        return player
-    sampler, mlp = policy.random(seed, spec.num_agents).sampler, numpy_mlp(policy.model, spec.num_agents)
-    if sampler is None or mlp is None:
-        return player
-    return NumpyPlayer(mlp, spec, None if deterministic else sampler)

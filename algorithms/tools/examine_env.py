@@ -1,4 +1,4 @@
-"""An examination of an environment beyond its spaces: does it repeat itself, how long are its steps, does it leak."""
+"""An examination of an environment: repeatability, times of steps, leaks, and sizes of observations and rewards."""
 
 import contextlib
 import gc
@@ -25,28 +25,28 @@ REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
 
 STEPPING_SECONDS, MOST_STEPS = 4.0, 200_000
 
-WARM_UP_SHARE = 0.3  # of the time, after which memory and files should not grow any more
+WARM_UP_SHARE = 0.3  # share of the time; afterwards memory and files should not grow
 
 SEED = 7
 
-MOST_REWARDS = 10_000  # whose sizes are kept
+MOST_REWARDS = 10_000  # sizes kept for the median
 
 
 class Examination(NamedTuple):
     """The findings of an examination.
 
     Attributes:
-        repeated: steps that were taken twice, from the same seed and with the same actions.
-        differs_at: the first of them that showed something else the second time, 0 for the reset; None: none did.
-        num_steps, episodes: that were timed, and the episodes of agents that ended in them.
-        episode_steps: that an agent took in each of those on average; 0 without any.
-        median_seconds, slow_seconds, longest_seconds: of a step; 99 % take less than the second.
-        reset_seconds: median of the steps that reset; None if there were none.
-        grown_steps, grown_bytes, grown_files: after warming up, in so many steps, memory and open files grew by these.
-        shown: the least and the largest number of every observation key of floats.
-        lost: lines about numbers of observations that are not stored as they are.
-        said: the keys of infos that mean something, which were found.
-        usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were.
+        repeated: number of steps taken twice, from equal seeds and with equal actions.
+        differs_at: first repeated step with a different result, 0 for the reset; None if all were equal.
+        num_steps, episodes: number of timed steps, and of episodes of agents that ended in these steps.
+        episode_steps: mean steps of an agent in these episodes; 0 without episodes.
+        median_seconds, slow_seconds, longest_seconds: seconds of a step: median, 99th percentile, maximum.
+        reset_seconds: median seconds of steps that reset; None without resets.
+        grown_steps, grown_bytes, grown_files: steps after warming up, with growth of memory and open files.
+        shown: least and largest number per observation key of floats.
+        lost: lines about numbers of observations that storing changes.
+        said: known keys found in infos.
+        usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were 0.
     """
 
     repeated: int
@@ -69,13 +69,13 @@ class Examination(NamedTuple):
 
 
 class Scales:
-    """The sizes of the observations and rewards of an environment, in memory that does not grow.
+    """The sizes of the observations and rewards of an environment, in bounded memory.
 
     Args:
-        envs: of the group.
+        envs: environments of the group.
 
     Attributes:
-        shown: as of an `Examination`.
+        shown: least and largest number per observation key of floats.
     """
 
     def __init__(self, envs: GroupEnv) -> None:
@@ -84,7 +84,7 @@ class Scales:
         self._sizes, self._count, self._largest = np.zeros(MOST_REWARDS), 0, 0.0
 
     def look(self, row: StepRow) -> None:
-        """Take a step into account."""
+        """Add a step."""
         for key, (low, high) in self.shown.items():
             self.shown[key] = min(low, float(row.obs[key].min())), max(high, float(row.obs[key].max()))
         for size in np.abs(row.reward[row.reward != 0]).tolist():
@@ -100,10 +100,10 @@ class Scales:
 
 
 class Walk:
-    """A random walk: random steps in a group of environments.
+    """Random steps in a group of environments.
 
     Args:
-        envs: of the group.
+        envs: environments of the group.
     """
 
     def __init__(self, envs: GroupEnv) -> None:
@@ -118,17 +118,17 @@ class Walk:
 
     @property
     def took_part(self) -> BoolArray:
-        """Return which rows took the last step, [R]; a step that only resets belongs to no episode."""
+        """Return the rows that took part in the last step, [R]; a step that only resets belongs to no episode."""
         return np.ones_like(self.row.first) if self.envs.spec.same_step else ~self.row.first
 
     def reset(self, seed: int) -> str:
-        """Begin an episode; return a digest of its first observation."""
+        """Begin an episode; return a digest of the first observation."""
         num_envs = self.envs.num_rows // self.envs.spec.num_agents
         self.envs.reset(range(seed, seed + num_envs), self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:
-        """Draw a random action that is allowed now."""
+        """Draw a random allowed action."""
         spec, rows = self.envs.spec, self.envs.num_rows
         allowed: Array | list[None] = [None] * rows
         if spec.action_mask:
@@ -136,13 +136,13 @@ class Walk:
         return np.concatenate([random_action(spec.action, mask, self._random) for mask in allowed])
 
     def step(self, action: Array) -> float:
-        """Take a step; return its seconds."""
+        """Take a step; return the seconds."""
         begin = time.perf_counter()
         self.envs.step(action, self.row)
         return time.perf_counter() - begin
 
     def repeat(self, action: Array) -> str:
-        """Take a step; return a digest of its results."""
+        """Take a step; return a digest of the results."""
         self.step(action)
         row = self.row
         return _digest(row.obs, row.reward, row.terminated, row.truncated, row.first)
@@ -154,10 +154,10 @@ def _digest(obs: Mapping[str, Array], *others: Array) -> str:
 
 
 def examine(config: EnvConfig) -> Examination:
-    """Step an environment for a few seconds; it is made here.
+    """Make an environment, and step the environment for a few seconds.
 
     Raises:
-        UsageError, EnvironmentFailure: it cannot be made, or its code raised.
+        UsageError, EnvironmentFailure: the environment cannot be made, or raised.
     """
     with contextlib.closing(make_first(config)) as envs:
         walk = Walk(envs)
@@ -167,7 +167,7 @@ def examine(config: EnvConfig) -> Examination:
 
 
 def _repeat(walk: Walk) -> tuple[int, int | None]:
-    """Return how many steps were taken twice, and which of them differed the second time."""
+    """Return the number of steps taken twice, and the first step with a different result."""
     shown, actions = [walk.reset(SEED)], list[Array]()
     deadline = time.perf_counter() + REPEATING_SECONDS / 2
     while len(actions) < REPEATED_STEPS and time.perf_counter() < deadline:
@@ -182,7 +182,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
     steps: list[float] = []
     resets: list[float] = []
     episodes, ended_steps, warm = 0, 0, (0, 0, 0)
-    walk.reset(SEED)  # so that every episode is seen from its begin
+    walk.reset(SEED)  # episodes are seen from the beginning
     scales = Scales(walk.envs)
     length = np.zeros(len(walk.row.first), np.int64)
     begin = time.perf_counter()
@@ -232,10 +232,10 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def crowd(config: EnvConfig, group_size: int, num_groups: int) -> int:
-    """Make and reset as many environments in this process as an actor has; return how many that were.
+    """Make and reset the environments of an actor in this process; return their number.
 
     Raises:
-        UsageError, EnvironmentFailure: they cannot be made side by side.
+        UsageError, EnvironmentFailure: the environments cannot be made side by side.
     """
     with contextlib.ExitStack() as made:
         for _ in range(num_groups):
@@ -246,7 +246,7 @@ def crowd(config: EnvConfig, group_size: int, num_groups: int) -> int:
 def send_examination(
     pipe: Connection, log_path: Path, config: Config, group_size: int = 1, num_groups: int = 1
 ) -> None:
-    """Send an `Examination` of the environment, and then the count of a `crowd`; or a `WorkerFailed` instead."""
+    """Send an `Examination` of the environment, then the count of a `crowd`; or a `WorkerFailed` instead."""
     _enter("probe", log_path)
     with _send_failures(pipe):
         pipe.send(examine(config.env))

@@ -1,4 +1,4 @@
-"""`appo export` writes a policy as one ONNX file that needs neither torch nor this framework, and checks it."""
+"""`appo export` writes a policy as an ONNX file that needs neither torch nor this framework, and checks the file."""
 
 import contextlib
 import copy
@@ -35,17 +35,17 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MEMORY = ("first", "rnn_state")
 ACTION, VALUE, NEXT_STATE = "action", "value", "next_rnn_state"
 TAKEN = (*MEMORY, ACTION, ActorCritic.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
-"""Names that no key of an observation can have."""
+"""Names of inputs and outputs, not available for keys of observations."""
 TAKEN_KEY_PREFIX = "obs."
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
 TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
-MOST_OTHER_ACTIONS = 0.002  # of the checked ones: where two choices are as good as equal, rounding decides
+MOST_OTHER_ACTIONS = 0.002  # share of checked actions: rounding decides between nearly equal choices
 
 Values = dict[str, Array]
 
 log = logging.getLogger("torch.onnx._internal.exporter._registration")
-"""It names packages that nobody needs."""
+"""Logger that warns of packages not needed here."""
 
 
 class ExportError(AppoError):
@@ -53,11 +53,11 @@ class ExportError(AppoError):
 
 
 def export(config: ExportConfig) -> int:
-    """Write the file and say what is in it; return the exit code.
+    """Write the file and print the contents; return the exit code.
 
     Raises:
-        UsageError: a package is missing, there is no such run, or the file cannot be written.
-        ExportError: the model cannot be expressed, or computes something else there; no file is left.
+        UsageError: a package or the run is missing, or the file cannot be written.
+        ExportError: ONNX cannot express the model, or computes different outputs; no file is left.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -79,11 +79,11 @@ def export(config: ExportConfig) -> int:
 
 
 class Exported(NamedTuple):
-    """A description of the file that has been written.
+    """A description of a written file.
 
     Attributes:
-        description: what the file says of itself, as JSON under the key `appo` of its metadata.
-        worst: largest difference between an output and the policy's own.
+        description: JSON under the key `appo` of the file's metadata.
+        worst: largest difference between an output of the file and the policy.
     """
 
     description: dict[str, Any]
@@ -91,11 +91,11 @@ class Exported(NamedTuple):
 
 
 def export_policy(policy: Policy, path: Path) -> Exported:
-    """Write a policy to an ONNX file that is checked before it gets its name.
+    """Write a policy to an ONNX file, checked before the rename to `path`.
 
     Raises:
         UsageError: the file cannot be written.
-        ExportError: the model cannot be expressed in ONNX, or computes something else there.
+        ExportError: ONNX cannot express the model, or computes different outputs.
     """
     network = _Network(policy.model, policy.spec, policy.action_space, has_value=policy.estimates_returns).eval()
     described = _description(policy, network)
@@ -106,18 +106,18 @@ def export_policy(policy: Policy, path: Path) -> Exported:
 
 
 class _Network(nn.Module):
-    """A policy as a function of tensors: all that is exported, in a copy that nothing else uses.
+    """A copy of a policy as a function of tensors.
 
     Args:
-        model: of the policy.
-        spec: of its environment.
-        action_space: of its environment.
-        has_value: whether the values of the model say anything.
+        model: model of the policy.
+        spec: spaces of the environment, as arrays.
+        action_space: action space of the environment.
+        has_value: whether the model has learned values.
 
     Attributes:
-        keys: of the observation -> names of their inputs.
-        inputs, outputs: their names.
-        is_real: [A] bool: which values of an action are real numbers.
+        keys: key of an observation -> name of the input.
+        inputs, outputs: names of inputs and outputs.
+        is_real: [A] bool: whether a value of an action is a real number.
     """
 
     is_squashed: Tensor
@@ -146,13 +146,13 @@ class _Network(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=dtype))
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return outputs of a batch of rows; the most probable actions are as the environment takes them, flattened."""
+        """Return outputs of a batch of rows, with the most probable actions in units of the environment, flattened."""
         obs, first, state = self.arguments(dict(zip(self.inputs, tensors, strict=True)))
-        # Bytes would be taken a few at a time, through memory that encoders keep; floats are taken as they are.
+        # Encoders take bytes in pieces through a buffer, and floats at once.
         return self.outputs_of(obs, *self.model.act_scaled(self.model.scaled(obs), first, state))
 
     def arguments(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the arguments of `ActorCritic.act`; without a memory its state has no elements."""
+        """Return the arguments of `ActorCritic.act`; without a memory the state is empty."""
         obs = {key: inputs[name] for key, name in self.keys.items()}
         if self.has_memory:
             return obs, inputs["first"], inputs["rnn_state"]
@@ -160,7 +160,7 @@ class _Network(nn.Module):
         return obs, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, 0)
 
     def outputs_of(self, obs: dict[str, Tensor], logits: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        """Make the outputs of the file from those of the model."""
+        """Return the outputs of the file from outputs of the model."""
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         mode = ActionDistribution(self.parts, logits, mask).mode()
         if self.squashes:
@@ -172,7 +172,7 @@ class _Network(nn.Module):
         return (action, logits, *known, *((state,) if self.has_memory else ()))
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
-        """Return random observations, as they are stored, around those that the model is used to."""
+        """Return random observations in the range of the model's normalization."""
         drawn = {name: self._draw(key, rows, generator) for key, name in self.keys.items()}
         if self.has_memory:
             drawn["first"] = torch.rand(rows, generator=generator) < 0.1
@@ -185,7 +185,7 @@ class _Network(nn.Module):
         if key == MASK_KEY:
             allowed = (torch.rand(shape, generator=generator) < 0.7).flatten(1)
             sizes = [part.size for part in self.parts if part.kind == "categorical"]
-            allowed[:, np.cumsum([0, *sizes[:-1]])] = True  # something must be left to choose
+            allowed[:, np.cumsum([0, *sizes[:-1]])] = True  # at least one choice must be allowed
             return allowed.to(torch.uint8).reshape(shape)
         if spec.dtype == "uint8":
             return torch.randint(0, spec.high + 1, shape, generator=generator).to(torch.uint8)
@@ -195,7 +195,7 @@ class _Network(nn.Module):
 
 
 def _input_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return names of the inputs for the keys of an observation: the keys themselves, but for names that are taken."""
+    """Return key of an observation -> name of the input: the key, with a prefix if the name is taken."""
     names = {key: key for key in keys}
     for key in keys:
         while names[key] in TAKEN or list(names.values()).count(names[key]) > 1:
@@ -229,22 +229,22 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
 
 
 def _copy(model: ActorCritic) -> ActorCritic:
-    """Copy the network: weights of its own, and no part that only serves speed or training."""
+    """Copy the network with separate weights, without parts for speed or training."""
     copied = copy.deepcopy(model).eval()
     for module in list(copied.modules()):
         if isinstance(module, Encoder):
-            module.num_image_layers = 0  # images go through in one piece, however many there are
-        if parametrize.is_parametrized(module, "weight"):  # computed (spectral normalization): what it is now
+            module.num_image_layers = 0  # all images at once
+        if parametrize.is_parametrized(module, "weight"):  # computed by spectral normalization
             _keep_weight(module)
     for tensor in (*copied.parameters(), *copied.buffers()):
-        tensor.data = tensor.data.clone()  # those of the original are views of one vector
+        tensor.data = tensor.data.clone()  # tensors of the original are views of one vector
     return copied
 
 
 def _keep_weight(module: nn.Module) -> None:
-    """Make a computed weight a plain one; torch's own function would take it away from the original, too.
+    """Make a computed weight a plain weight.
 
-    A copy shares the class with the original, and the property that computes the weight stands there.
+    torch's own function would change the original too: copy and original share the class with the computed property.
     """
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
@@ -254,7 +254,7 @@ def _keep_weight(module: nn.Module) -> None:
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
-    """Return limits of every stored action value, the map to the environment's units, and the limits there."""
+    """Return limits of stored action values, the map to units of the environment, and the limits in these units."""
     action, reals = spec.action, len(spec.action.low or ())
     numbers = zip(
         action.low or (), action.high or (), action.scale or [1.0] * reals, action.shift or [0.0] * reals, strict=True
@@ -277,7 +277,7 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
     tensors = tuple(torch.from_numpy(examples[name]) for name in network.inputs)
     rows = torch.export.Dim(BATCH_NAME)
     try:
-        # With mkldnn an LSTM would become an operation of its own that ONNX does not have.
+        # With mkldnn an LSTM becomes an operation that ONNX lacks.
         with _quiet(), torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
             program = torch.onnx.export(
                 network,
@@ -287,13 +287,13 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
                 dynamic_shapes=(tuple({0: rows} for _ in tensors),),
                 verbose=False,
             )
-    except Exception as error:  # of torch's tracer, the exporter, or a model of the user's own
+    except Exception as error:  # from torch's tracer, the exporter, or a model of the user
         cause = error.__cause__ or error
         text = " ".join(str(cause).split())[:300]
         raise ExportError(f"the model cannot be exported: {type(cause).__name__}: {text}") from error
     assert program is not None
     graph = program.model.graph
-    shown = {*graph.inputs, *graph.outputs}  # the only names that say something; a key may be called as one inside
+    shown = {*graph.inputs, *graph.outputs}  # names that stay; others get a prefix, so no key can collide
     for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
         if value not in shown:
             value.name = f"/{value.name}"
@@ -303,7 +303,6 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warnings of tracer and exporter while entered: they speak of their own insides."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before, log.disabled = log.disabled, True
@@ -317,7 +316,7 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     """Compare a file with the model on random observations, step by step; return the largest difference.
 
     Raises:
-        ExportError: it is too large, or other actions are chosen.
+        ExportError: the difference is too large, or actions differ.
     """
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
@@ -348,7 +347,7 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
 
 
 def _compute(network: _Network, model: ActorCritic, inputs: Values) -> Values:
-    """Return the outputs of the model as it acts."""
+    """Return the outputs of the acting model."""
     obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
     with torch.inference_mode():
         outputs = network.outputs_of(obs, *model.act(obs, first, state))

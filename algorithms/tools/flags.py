@@ -1,4 +1,4 @@
-"""Flags of the tools, and checks of flags that are right alone and wrong together; torch-free: help is quick."""
+"""Flags of the tools, and checks of flags that contradict each other; without torch, so help is quick."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from appo.utils.values import shown
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
-"""Flags of training that say which run of a launch it is, and so are not for the user."""
+"""Flags of training that identify a run of a launch; users cannot give them."""
 
 RUNS = "runs, or groups of runs such as those of appo launch: names in train_dir, or paths; they may be the first words"
 
@@ -60,7 +60,14 @@ class PlotConfig:
     """Flags of `appo plot`."""
 
     runs: tuple[str, ...] = flag((), RUNS)
-    output: str = flag("learning_curve.png", "the picture to write, also as -o FILE; its suffix is the format")
+    output: str = flag(
+        "",
+        "the picture to write, also as -o FILE; its suffix is the format; empty = learning_curve.png, or with --lineage"
+        " lineage.png of the run",
+    )
+    lineage: bool = flag(
+        False, "instead of curves, print and draw who copied whom among the policies of one run, over env steps"
+    )
     x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
@@ -75,18 +82,6 @@ class ReportConfig:
     x: str = flag("env_steps", "what the curves are drawn over at first", choices=("env_steps", "hours"))
     video_mb: int = flag(
         24, "MiB of videos of evaluations that the page may hold; 0 = none are put into it", minimum=0, maximum=500
-    )
-    train_dir: str = flag("./train_dir", "folder of all runs")
-    experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-
-
-@dataclass(frozen=True)
-class LineageConfig:
-    """Flags of `appo lineage`."""
-
-    run: str = flag("", "name of the run in train_dir, or its folder; it may be the first word without a name")
-    output: str = flag(
-        "", "picture to draw, by its suffix png, svg or pdf; -o is the same; empty = lineage.png of the run"
     )
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
@@ -279,21 +274,13 @@ class DoctorConfig:
     json: bool = flag(False, "print a JSON object instead of text")
 
 
-@dataclass(frozen=True)
-class SelftestConfig:
-    """Flags of `appo selftest`."""
-
-    kills: int = flag(20, "processes that are killed while a toy is trained, besides main", minimum=1)
-    seed: int = flag(1, "decides which processes are killed after which pauses", minimum=0, maximum=2**63 - 1)
-
-
 def check_location(config: Any) -> None:
-    """Refuse names of folders that do not say where runs are (UsageError)."""
+    """Refuse names of folders that contain no runs (UsageError)."""
     check_folders(config.train_dir, getattr(config, "experiments_root", ""), "")
 
 
 def check_estimate(config: EstimateConfig) -> None:
-    """Refuse an estimate from nothing, or by what is no estimator (UsageError)."""
+    """Refuse an estimate without a dataset, and unknown estimators (UsageError)."""
     check_location(config)
     if not config.dataset:
         raise UsageError("appo estimate needs --dataset=D, episodes that others have played")
@@ -303,7 +290,7 @@ def check_estimate(config: EstimateConfig) -> None:
 
 
 def check_record(config: RecordConfig) -> None:
-    """Refuse a recording of nothing, or to nowhere (UsageError)."""
+    """Refuse a recording without a run, an environment or a dataset to write (UsageError)."""
     check_location(config)
     config.check()
     if not config.output:
@@ -329,7 +316,7 @@ def check_hub(config: HubConfig) -> None:
 
 
 def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
-    """Refuse a launch without a name or seeds, and flags of training that it decides itself (UsageError)."""
+    """Refuse a launch without a name or seeds, and flags of training chosen by the launch (UsageError)."""
     if not config.name:
         raise UsageError("appo launch needs a --name for its folder")
     check_location(config)

@@ -1,4 +1,4 @@
-"""`appo hub` puts a policy with a model card on the Hugging Face Hub, and gets it back; only known files travel."""
+"""`appo hub` uploads a policy with a model card to the Hugging Face Hub, or downloads a policy: known files only."""
 
 import contextlib
 import importlib
@@ -46,11 +46,11 @@ from appo.utils.values import shown
 
 CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
 TEXTS = (PAGE_FILE, CONFIG_FILE)
-"""Those that hold words of the user; in a checkpoint are numbers."""
+"""Files with words of the user; checkpoints contain numbers."""
 ALLOWED = re.compile(
     rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
 )
-"""All names that are uploaded or downloaded: text, JSON, safetensors and videos, none of which can run code."""
+"""Names of files to upload or download: text, JSON, safetensors and videos, which cannot run code."""
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
 LIMIT = checkpoint_files.Limit(4 << 30, "that is no policy of any size that is shared")
 
@@ -59,8 +59,8 @@ def hub(config: HubConfig) -> int:
     """Upload or download a policy; return the exit code.
 
     Raises:
-        UsageError: there is no such run or repository, or something in it would give away more than a policy.
-        CheckpointError: no checkpoint can be used.
+        UsageError: the run or repository is missing, or a file would reveal more than a policy.
+        CheckpointError: no checkpoint is usable.
         ResourceError: the Hub cannot be reached or refuses.
     """
     if config.download:
@@ -78,11 +78,11 @@ def hub(config: HubConfig) -> int:
 
 
 def make_bundle(config: HubConfig, folder: Path) -> None:
-    """Write the files to be uploaded into a new folder, which is itself a run that can be played.
+    """Write the files to upload into a new folder, a run that can be played.
 
     Raises:
-        UsageError: the folder exists, there is no such video, or a text in it names a folder or the machine.
-        ResourceError: the checkpoint cannot be written. Whatever is raised, no new folder is left.
+        UsageError: the folder exists, the video is missing, or a text names a folder or the machine.
+        ResourceError: the checkpoint cannot be written. After any error the new folder is removed.
     """
     source, bundle = RunFolder(find_run(config.run, Path(config.train_dir))), RunFolder(folder)
     flags = EvaluationConfig(
@@ -108,12 +108,12 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return all files of a folder, by their paths in it."""
+    """Return all files of a folder as relative paths."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-class Figures(NamedTuple):
-    """The returns of a policy in the last episodes of its training."""
+class LastReturns(NamedTuple):
+    """The returns of a policy in the last episodes of training."""
 
     env_steps: int
     episodes: int
@@ -121,8 +121,8 @@ class Figures(NamedTuple):
     std: float
 
     @classmethod
-    def of(cls, run: SavedRun) -> "Figures":
-        """Read the figures in the checkpoint of a run."""
+    def of(cls, run: SavedRun) -> "LastReturns":
+        """Read the figures from the checkpoint of a run."""
         state = read_plain(run.files["state.json"])
         returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
         mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
@@ -130,8 +130,8 @@ class Figures(NamedTuple):
 
 
 def model_card(run: SavedRun, config: HubConfig) -> str:
-    """Write the README of a repository: metadata as the Hub reads it, what the policy reached, how to use it."""
-    env, figures = run.config.env.env, Figures.of(run)
+    """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
+    env, figures = run.config.env.env, LastReturns.of(run)
     name = config.repo or run.directory.name
     code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
     names = ", ".join(f"`{text}`" for text in code)
@@ -163,8 +163,8 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, algo: str, figures: Figures) -> str:
-    """Return the metadata of a card; every text is written as JSON has it, which YAML reads as the same."""
+def _front_matter(env: str, algo: str, figures: LastReturns) -> str:
+    """Return the metadata of a card; texts are JSON, a subset of YAML."""
     name = json.dumps(env)
     value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
     return f"""library_name: appo
@@ -189,7 +189,7 @@ model-index:
 
 
 def _is_told(config: Config, name: str, value: object) -> bool:
-    """Return whether the command in the card has that flag: its value is no default, or a preset may decide it."""
+    """Return whether the command on the card needs a flag: the value is no default, or a preset may change the flag."""
     default = config.table.flags[name].default
     known = find_preset(config.env.env, "cpu", config.algorithm)
     others = flags_by_kind(config.algorithm) if known is None else known.keys()
@@ -204,9 +204,9 @@ def _version(package: str) -> str:
 
 
 def _refuse_leaks(folder: Path) -> None:
-    """Refuse what is not on the list of files, and texts with the name of a folder or of this machine (UsageError)."""
+    """Refuse unknown files, and texts with the path of a folder or the name of this machine (UsageError)."""
     host = socket.gethostname()
-    # A name of letters alone can be any word, that of an environment too.
+    # A host name of letters alone may be any word, for example the name of an environment.
     machine = None if host.isalpha() else re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])")
     for name in names_in(folder):
         if not ALLOWED.fullmatch(name):
@@ -233,7 +233,7 @@ def _upload(config: HubConfig, folder: Path) -> None:
 
 
 def _download(config: HubConfig) -> int:
-    """Fetch the files of a policy and no others, look at all of them, and only then make them a run."""
+    """Download the known files of a policy, verify all of them, then make the run."""
     name = config.experiment or config.download.rpartition("/")[2]
     target = Path(config.train_dir, name)
     if os.path.lexists(target):
@@ -263,7 +263,7 @@ def _download(config: HubConfig) -> int:
 
 
 def _keep(place: Path, file: str, target: Path) -> None:
-    """Copy a file that the library has put below a place of ours; no link on the way is followed (UsageError)."""
+    """Copy a downloaded file without following links (UsageError)."""
     try:
         *folders, name = file.split("/")
         with inner_folder(place.parent, (place.name, *folders)) as above, open_in(above, name) as source:
@@ -278,15 +278,15 @@ def _keep(place: Path, file: str, target: Path) -> None:
 
 
 def _examine(folder: Path) -> str:
-    """Read everything as playing will; return the remarks about it.
+    """Read everything that playing reads; return remarks.
 
     Raises:
-        UsageError: its flags are none.
-        CheckpointError: a checkpoint is damaged, or is something else than it says.
+        UsageError: the flags are invalid.
+        CheckpointError: a checkpoint is damaged or inconsistent.
     """
     flags = saved_flags(folder)
     asks = uses(flags, PLAYED)
-    if not uses(flags, LOOKED_AT):  # an algorithm of its own has flags that nobody here knows
+    if not uses(flags, LOOKED_AT):  # flags of a stranger's algorithm are unknown
         Config.from_saved(flags)
     parents = RunFolder(folder).checkpoint_folders()
     if not parents:
@@ -307,5 +307,5 @@ def _library() -> Any:
 def _reaching_the_hub() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of the library, of HTTP, of the network
+    except Exception as error:  # from the library, HTTP or the network
         raise ResourceError(f"the Hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error

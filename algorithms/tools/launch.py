@@ -1,4 +1,4 @@
-"""`appo launch` trains a grid of flags and seeds, some runs at a time, in one folder; started again it goes on."""
+"""`appo launch` trains a grid of flags and seeds in one folder, some runs at a time; a second launch resumes runs."""
 
 import contextlib
 import itertools
@@ -18,7 +18,8 @@ from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve,
 from appo.algorithms.run.folder import check_name, is_run
 from appo.algorithms.run.summary import RunSummary, summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.compare import read_each, read_run, sweep_table
+from appo.algorithms.tools.comparison.saved_runs import read_each, read_run
+from appo.algorithms.tools.comparison.settings import sweep_table
 from appo.algorithms.tools.flags import LaunchConfig
 from appo.utils.command_line import flag_text, own_command, say
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
@@ -40,15 +41,15 @@ class Job(NamedTuple):
 
 
 def launch(config: LaunchConfig, words: Sequence[str]) -> int:
-    """Train all runs; return 0 if every one came to its end, else 1.
+    """Train all runs; return 0 if every run succeeded, else 1.
 
     Args:
-        config: of the launch.
+        config: flags of the launch.
         words: command line of training, for all runs.
 
     Raises:
-        UsageError: a setting is wrong; nothing is started then.
-        Interrupted: a signal came; the runs have saved.
+        UsageError: a setting is wrong; no run is started.
+        Interrupted: a signal arrived; the runs have saved.
     """
     jobs = jobs_of(config, words)
     if config.dry_run:
@@ -69,7 +70,6 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
 
 
 def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
-    """Train all runs; return their exit codes."""
     codes: dict[str, int] = {}
     with SignalWatch() as signals, _Running() as running:
         waiting = list(jobs)
@@ -84,7 +84,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 
 
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
-    """Return all runs, seed by seed, so that every setting has one result early.
+    """Return all runs, seed by seed, so every setting has an early result.
 
     Raises:
         UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
@@ -110,13 +110,13 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
 
 
 def results(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """Return a table of the settings whose runs have begun, the best first, see `compare.sweep_table`."""
+    """Return a table of the settings of started runs, best first (`sweep_table`)."""
     directories = {job.name: folder / job.name for job in jobs if is_run(folder / job.name)}
     return sweep_table(read_each(directories, read_run), whole=True) if directories else []
 
 
 class _Running:
-    """The processes that train now; leaving the block lets them save and end."""
+    """The training processes; leaving the block makes the runs save and end."""
 
     def __init__(self) -> None:
         self.processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
@@ -135,7 +135,7 @@ class _Running:
                     pass
 
     def start(self, job: Job, folder: Path) -> None:
-        """Start a run; its output goes to a file in a folder for logs beside that of the run."""
+        """Start a run; the output goes to a file in the folder of logs."""
         log_path = log_of(folder, job.name)
         try:
             with os.fdopen(append_to_own(log_of(folder.resolve(), job.name), make=True), "ab") as log:
@@ -144,7 +144,7 @@ class _Running:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C reaches it once, from us
+                    start_new_session=True,  # only the launch forwards Ctrl-C
                     preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
                 )
         except OSError as error:
@@ -153,7 +153,7 @@ class _Running:
         say(f"started   {job.name}, see {log_path}")
 
     def reap(self, timeout_seconds: float) -> Iterator[tuple[str, int]]:
-        """Yield names and exit codes of runs that have ended, after waiting for one at most this long."""
+        """Yield names and exit codes of ended runs, after a wait of at most `timeout_seconds` for an end."""
         for ready in multiprocessing.connection.wait(list(self.processes), timeout_seconds):
             assert isinstance(ready, int)
             name, process = self.processes.pop(ready)
@@ -162,7 +162,7 @@ class _Running:
 
 
 def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
-    """Return the values of a flag to try, as one types them."""
+    """Return the values of a flag to try, as typed by a user."""
     if name not in flags:
         raise UsageError(f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with, dashes='')}")
     if isinstance(given, list):
@@ -171,7 +171,7 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
 
 
 def log_of(folder: Path, name: str) -> Path:
-    """Return the file with what a run has printed: no run, and not among the runs, whatever a shell takes for one."""
+    """Return the file of the output of a run, in a folder beside the runs."""
     return RunFolder(folder).logs / f"{name}.log"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from appo.algorithms.ops.intervals import CONFIDENCE_PERCENT, bootstrap_interval, wilson_interval
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import Episode
+from appo.algorithms.playing.episodes import PlayedEpisode
 from appo.algorithms.playing.player import Acts, Player, load_player, play
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.population.matchmaking import sides_of
@@ -54,8 +54,8 @@ class Score(NamedTuple):
     """The result of A against B.
 
     Attributes:
-        difference: return of A's agents minus that of B's.
-        win_rate: of A; a draw counts half.
+        difference: return of A's agents minus return of B's agents.
+        win_rate: win rate of A; a draw counts half.
     """
 
     difference: Mean
@@ -66,26 +66,26 @@ class Score(NamedTuple):
 
 
 class InUnitsOfEnv:
-    """Acts as a player does; its actions are in the units of the environment.
+    """Acts like a player, with actions in the units of the environment.
 
     Args:
-        player: that acts in units of its own.
+        player: player with actions in other units.
     """
 
     def __init__(self, player: Player) -> None:
         self._player, self._units = player, ActionUnits(player.spec.action)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *] of rows that start an episode where `first` [R] says so."""
+        """Return actions [R, A] for observations [R, *]; an episode starts in rows with `first` [R]."""
         action = self._player.act(obs, first)
         return self._units(action).astype(np.float32) if self._units.differ else action
 
 
-class Pair:
-    """Acts for the agents of one environment, half of which each of two players has.
+class PairOfPlayers:
+    """Acts for the agents of one environment, which two players share equally.
 
     Attributes:
-        side: 0: A plays the agents with even numbers, 1: those with odd numbers.
+        side: 0: A plays agents with even numbers, 1: A plays agents with odd numbers.
     """
 
     def __init__(self, a: Acts, b: Acts, num_agents: int) -> None:
@@ -99,17 +99,17 @@ class Pair:
         return own
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A]. Both look at all agents: what one remembers of the other's ends with the episode."""
+        """Return actions [R, A]. Both players see all agents; memories of foreign agents end with the episode."""
         actions: Array = np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first))
         return actions
 
 
 def match(config: MatchConfig) -> int:
-    """Play the match and print how it ended; return the exit code.
+    """Play the match and print the result; return the exit code.
 
     Raises:
-        UsageError: there is no such run, or the two cannot play each other.
-        CheckpointError: there is no such checkpoint.
+        UsageError: a run is missing, or the two policies cannot play each other.
+        CheckpointError: a checkpoint is missing.
         EnvironmentFailure: the environment raised.
     """
     machine.limit_threads(1)
@@ -124,10 +124,10 @@ def match(config: MatchConfig) -> int:
 
 
 def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
-    """Find the run and the checkpoint that a word of the command line names.
+    """Find the run and the checkpoint named by a word of the command line.
 
     Raises:
-        UsageError, CheckpointError: there is none.
+        UsageError, CheckpointError: the run or checkpoint is missing.
     """
     name, colon, which = text.rpartition(":")
     if not colon or not (which in KINDS or which.isdecimal()):
@@ -140,7 +140,6 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
-    """Return the flags with which both play."""
     return EvaluationConfig(
         max_num_episodes=config.episodes,
         deterministic=config.deterministic,
@@ -151,10 +150,10 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
-    """Return the run with another checkpoint: the one nearest to so many env steps, of whatever kind.
+    """Return the run with the checkpoint of any kind nearest to a number of env steps.
 
     Raises:
-        CheckpointError: it cannot be used.
+        CheckpointError: the checkpoint cannot be used.
     """
     folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
@@ -163,7 +162,7 @@ def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
 
 
 def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:
-    """Refuse a match of a policy against itself, by whichever names, kinds or links of its run (UsageError)."""
+    """Refuse a match of a policy against itself, also through different names, kinds or links (UsageError)."""
     a, b = runs
     if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
         names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
@@ -171,30 +170,30 @@ def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
-    """Return env steps that both have learned from, and the difference of returns in each episode."""
+    """Return the env steps of both policies, and the difference of returns in each episode."""
     flags, alike = _flags(config), _act_alike(runs)
-    # Who acts in other units than the opponent is translated: what the environment is handed is in its own.
+    # Actions in different units are converted to the units of the environment.
     envs = make_alone(runs[0].config.env if alike else _in_its_units(runs[0].config.env))
     try:
         spec = envs.spec
         if spec.num_agents < 2:
             raise UsageError(f"a match needs an environment of several agents; {runs[0].config.env.env} has one")
         _check_alike(runs, spec)
-        # With the same seed, a checkpoint that plays itself would play mirrored games.
+        # With equal seeds, two equal policies would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
         specs = [spec if alike else _as_played(run, spec) for run in runs]
         together = zip(runs, specs, seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
         players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
-        pair = Pair(players[0], players[1], spec.num_agents)
+        pair = PairOfPlayers(players[0], players[1], spec.num_agents)
         differences = list(_differences(pair, play(envs, pair, flags, seed)))
         return [steps for _, steps in loaded], differences
     finally:
         envs.close()
 
 
-def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
-    """Yield return of A minus return of B in each episode in which both took part; sides change after each."""
+def _differences(pair: PairOfPlayers, episodes: Iterator[PlayedEpisode]) -> Iterator[float]:
+    """Yield return of A minus return of B for each episode with agents of both; sides change after each episode."""
     for number, episode in enumerate(episodes, start=1):
         returns = list(zip(episode.agent_returns, pair.is_of_a, strict=True))
         own, other = ([r for r, is_of_a in returns if r is not None and is_of_a == side] for side in (True, False))
@@ -204,7 +203,7 @@ def _differences(pair: Pair, episodes: Iterator[Episode]) -> Iterator[float]:
 
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
-    """Refuse policies of different observations or actions (UsageError)."""
+    """Refuse policies with different observations or actions (UsageError)."""
     a, b = (run.config.env if _act_alike(runs) else _in_its_units(run.config.env) for run in runs)
     if a == b:
         return
@@ -228,17 +227,17 @@ def _in_its_units(config: EnvConfig) -> EnvConfig:
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
-    """Return the environment as the policies of a run see it, which may act in units of their own.
+    """Return the environment as seen by the policies of a run, perhaps in units of the run.
 
     Raises:
-        UsageError: each agent has bounds of its own, which no common units stand for.
+        UsageError: each agent has its own bounds, so common units do not exist.
     """
     if not any(spec.action.is_real):
         return spec
     own = make_alone(run.config.env)
     own.close()
     units, size = ActionUnits(own.spec.action), own.spec.action.num_values
-    if own.spec.action.scale is None:  # in the environment's own units, which nothing maps
+    if own.spec.action.scale is None:  # in the environment's units, without a map
         ends = [np.array(own.spec.action.low), np.array(own.spec.action.high)]
     else:
         ends = [units(np.full((1, size), end))[0, list(spec.action.is_real)] for end in (-np.inf, np.inf)]
@@ -250,10 +249,10 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
 
 
 def score_of(differences: Sequence[float]) -> Score:
-    """Return the score by the differences of the episodes.
+    """Return the score for the differences of the episodes.
 
     Raises:
-        UsageError: in none of them agents of both sides took part.
+        UsageError: no episode had agents of both sides.
     """
     if not differences:
         raise UsageError("in no episode agents of both sides took part")

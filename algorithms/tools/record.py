@@ -1,4 +1,4 @@
-"""`appo record` writes a dataset of whole episodes that a trained policy, or a random one, has played."""
+"""`appo record` writes a dataset of whole episodes played by a trained policy, or with random actions."""
 
 import contextlib
 import secrets
@@ -31,17 +31,14 @@ from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
 from appo.utils.values import json_text, shown
 
-CHUNK_STEPS = 64  # of all environments, between two looks for whole episodes
+CHUNK_STEPS = 64  # of all environments, between two searches for whole episodes
 
 Act = Callable[[dict[str, Array], BoolArray], dict[str, Array]]
-"""Answers observations [R, *] of rows that start episodes where the second argument [R] says so.
-
-The answer has "action" [R, A], and what else is known of the choice by its name, [R, *].
-"""
+"""Function from observations [R, *] and starts of episodes [R] to "action" [R, A] and more columns [R, *] by name."""
 
 
-class Recorded(NamedTuple):
-    """Counts of a recording that has ended."""
+class Recording(NamedTuple):
+    """Counts of a finished recording."""
 
     writer: DatasetWriter
     returns: list[float]
@@ -50,11 +47,11 @@ class Recorded(NamedTuple):
 
 
 def record(config: RecordConfig) -> int:
-    """Play whole episodes, write them, and print what was written; return the exit code.
+    """Play whole episodes, write the dataset, and print counts; return the exit code.
 
     Raises:
-        UsageError: there is no such run or environment, or the dataset is there already.
-        CheckpointError: the run has no checkpoint that can be used.
+        UsageError: the run or environment is missing, or the dataset exists.
+        CheckpointError: the run has no usable checkpoint.
         EnvironmentFailure: the environment raised.
         ResourceError: the disk is full.
     """
@@ -100,8 +97,8 @@ def _evaluation(config: RecordConfig) -> EvaluationConfig:
     )
 
 
-def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, object], seed: int) -> Recorded:
-    """Write the episodes that end until there are as many steps as asked for."""
+def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, object], seed: int) -> Recording:
+    """Write finished episodes until the dataset has enough steps."""
     assembler, returns = EpisodeAssembler(envs.num_rows), list[float]()
     with DatasetWriter(config, envs.spec, about) as writer:
         for steps in chunks(envs, act, seed):
@@ -111,16 +108,16 @@ def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, objec
             if writer.steps >= config.steps:
                 break
     assembler.close()
-    return Recorded(writer, returns, assembler.dropped_episodes, assembler.dropped_steps)
+    return Recording(writer, returns, assembler.dropped_episodes, assembler.dropped_steps)
 
 
 def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
-    """Yield the steps of all environments, without end, in arrays that the next ones overwrite.
+    """Yield steps of all environments, without end, in arrays that the next chunk overwrites.
 
     Args:
-        envs: NEXT_STEP, as those of our own loop.
-        act: chooses actions.
-        seed: of the episodes.
+        envs: environments with autoreset mode NEXT_STEP.
+        act: source of actions.
+        seed: seed of the episodes.
     """
     spec, rows, length = envs.spec, envs.num_rows, CHUNK_STEPS
     obs = {key: np.zeros((length + 1, rows, *one.shape), one.dtype) for key, one in spec.observations.items()}
@@ -150,7 +147,7 @@ def _at(obs: dict[str, Array], t: int) -> dict[str, Array]:
 
 
 def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: int) -> Act:
-    """Make the source of a checkpoint's actions, with its values and, if they are sampled, probabilities."""
+    """Return the source of a checkpoint's actions, with values and, for sampled actions, probabilities."""
     player, _ = load_player(run, envs.spec, _evaluation(config), seed)
     policy, rows = player.policy, envs.num_rows
     if isinstance(policy, StochasticPolicy):
@@ -174,7 +171,7 @@ def _choose(player: Player, obs: dict[str, Array], first: BoolArray, *, greedy: 
 
 
 def _random_actions(spec: EnvSpec, seed: int) -> Act:
-    """Make the source of random actions: any allowed choice, any bits, normal numbers, with their probabilities."""
+    """Return the source of random actions: allowed choices, bits, normal numbers, with probabilities."""
     generator = torch.Generator().manual_seed(seed)
 
     def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:
@@ -190,7 +187,7 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
     return act
 
 
-def _report(done: Recorded, *, as_json: bool) -> str:
+def _report(done: Recording, *, as_json: bool) -> str:
     writer, mean = done.writer, sum(done.returns) / max(1, len(done.returns))
     if as_json:
         figures = {"dataset": str(writer.folder), "episodes": writer.episodes, "steps": writer.steps}

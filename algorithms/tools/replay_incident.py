@@ -1,4 +1,4 @@
-"""`appo replay` gives an environment again the actions that it was given before it failed."""
+"""`appo replay` repeats the actions that preceded the failure of an environment."""
 
 import contextlib
 import faulthandler
@@ -37,13 +37,13 @@ END_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """The result of a replay: how far an environment came, and how it failed then.
+    """The result of a replay.
 
     Attributes:
-        num_steps: taken.
-        error: as `Incident.error`; "" if it did not fail.
-        message: in one line.
-        traceback: of what it raised.
+        num_steps: number of steps taken.
+        error: name of the error, like `Incident.error`; "" without a failure.
+        message: message of the error, in one line.
+        traceback: traceback of the exception.
     """
 
     num_steps: int
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 def replay(config: ReplayConfig) -> int:
-    """Repeat an incident and print whether the environment fails again; return 0 if it does in the same way.
+    """Repeat an incident and print whether the environment fails again; return 0 for an equal failure.
 
     Raises:
         UsageError: the incident cannot be read or repeated.
@@ -84,10 +84,10 @@ def replay(config: ReplayConfig) -> int:
 
 
 def _require_trust(config: ReplayConfig, incident: Incident) -> None:
-    """Refuse to make an environment that neither the run of the incident, if it is the user's own, nor the user names.
+    """Refuse code of a stranger: the environment needs `--trust`, or equal flags in a run marked by the user.
 
     Raises:
-        UsageError: in one line, with what would be used.
+        UsageError: the environment may not be made; the message lists the code.
     """
     path = Path(config.incident).absolute()
     run = RunFolder(path.parent.parent)
@@ -109,19 +109,19 @@ def _require_trust(config: ReplayConfig, incident: Incident) -> None:
 def repeat(
     incident: Incident, config: EnvConfig, render_mode: str | None = None, tell: Callable[[int], None] = lambda _: None
 ) -> Outcome:
-    """Make the environment of an incident, begin the same episode and take the same actions, until it fails.
+    """Make the environment of an incident, begin the recorded episode and take the actions until a failure.
 
-    It stops where the episode ends too early, as the environment then does not repeat itself. A vector is never reset
-    as a whole: of it everything is repeated.
+    The replay stops if the episode ends too early: the environment does not repeat itself. A vector is never reset as a
+    whole, so all steps of a vector are repeated.
 
     Args:
-        incident: what was done.
-        config: of the environment.
-        render_mode: of the environment.
-        tell: how many steps are being taken, before each; 0 when it has been reset.
+        incident: recorded calls.
+        config: flags of the environment.
+        render_mode: render mode of the environment.
+        tell: function called with the number of each step before the step; with 0 after the reset.
 
     Raises:
-        UsageError: the environment cannot be made, or its actions or random numbers are others.
+        UsageError: the environment cannot be made, or has different actions or random numbers.
     """
     steps = _steps_of_vector(incident, config) if incident.seeds else _steps(incident, config, render_mode)
     done = 0
@@ -136,10 +136,10 @@ def repeat(
 
 
 def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None, hang_seconds: float) -> Outcome:
-    """Repeat an incident that ended or stopped its process in another one, whose end or standstill is the outcome.
+    """Repeat an incident that ended or stopped the process, in another process.
 
     Raises:
-        UsageError: as `repeat`.
+        UsageError: see `repeat`.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -155,7 +155,7 @@ def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None,
             if isinstance(told, Outcome):
                 return told
             done = told
-        os.kill(process.pid or 0, signal.SIGABRT)  # it shows where it is
+        os.kill(process.pid or 0, signal.SIGABRT)  # faulthandler prints the stack
         return Outcome(done, HANG, f"nothing has happened for {hang_seconds:g} s")
     except EOFError:
         process.join(END_SECONDS)
@@ -167,9 +167,9 @@ def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None,
 
 
 def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, render_mode: str | None) -> None:
-    """In the other process: tell every step and the outcome."""
+    """Send the number of every step and the outcome."""
     die_with_parent(getattr(multiprocessing.parent_process(), "pid", None))
-    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
+    with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
         faulthandler.enable()
     try:
         pipe.send(repeat(incident, config, render_mode, pipe.send))
@@ -178,7 +178,7 @@ def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, rende
 
 
 def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Generator[int, None, None]:
-    """Repeat the actions of one environment; yield the number of each step before it, and of the last after it."""
+    """Repeat the actions of one environment; yield the number of each step before the step."""
     spec, number = _spec(config), 0
     actions, recorder = _actions(incident, spec, spec.num_agents), EpisodeRecorder(spec.num_agents)
     env, row = make_single(config, render_mode), _row(spec, spec.num_agents)
@@ -198,7 +198,7 @@ def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Ge
 
 
 def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, None, None]:
-    """Repeat the actions of a vector, of which another one has to tell its spec; yield the numbers of steps."""
+    """Repeat the actions of a vector; yield the number of each step. A second vector provides the spec."""
     if not all(type(seed) is int for seed in incident.seeds):
         raise UsageError("the seeds of the incident are no numbers")
     with contextlib.closing(make_group(config, len(incident.seeds))) as group:
@@ -220,7 +220,7 @@ def _when(incident: Incident, num_steps: int) -> str:
 
 
 def _spec(config: EnvConfig) -> EnvSpec:
-    """Describe the environment by another one of its kind: looking for masks takes a reset."""
+    """Return the spec from a second environment: the search for masks takes a reset."""
     with contextlib.closing(make_group(replace(config, env_vectorization="python"), 1)) as group:
         return group.spec
 

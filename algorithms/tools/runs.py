@@ -1,4 +1,4 @@
-"""`appo runs` lists runs and groups of runs, how far they are and how well they play; it only reads, without torch."""
+"""`appo runs` lists runs and groups of runs with progress and returns; the command only reads, and imports no torch."""
 
 import json
 import os
@@ -20,7 +20,7 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 class Group(NamedTuple):
-    """A line about a group of runs: how many have which end, and what the best of them has reached."""
+    """A line about a group of runs: numbers of runs by state, and the best return."""
 
     group: str
     runs: int
@@ -33,12 +33,10 @@ class Group(NamedTuple):
 
 
 def list_runs(config: RunsConfig) -> int:
-    """Print the runs of a folder and its groups of runs, or the runs that words name; return the exit code.
-
-    The one that was active last comes first.
+    """Print the runs and groups of a folder, or the named runs, last active first; return the exit code.
 
     Raises:
-        UsageError: there is no such folder or run, or it cannot be read.
+        UsageError: a folder or run is missing or cannot be read.
     """
     folder = Path(config.train_dir, config.experiments_root)
     if config.runs:
@@ -57,7 +55,7 @@ def list_runs(config: RunsConfig) -> int:
 
 
 def _named(directories: Mapping[str, Path]) -> list[RunSummary]:
-    """Return the summaries of runs under their words, the one that was active last first."""
+    """Return the summaries of runs under the given names, last active first."""
     found = [run._replace(name=name) for name, path in directories.items() if (run := summary(path)) is not None]
     return sorted(found, key=lambda run: (-run.active, run.name))
 
@@ -89,7 +87,6 @@ def _table_of_groups(groups: Sequence[Group], now: float) -> list[str]:
 
 
 def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
-    """Return a header and a line per run, in columns."""
     rows: list[tuple[str, ...]] = [
         ("run", "env", "algo", "state", "env steps", "budget", "left", "best return", "last return", "active")
     ]
@@ -106,7 +103,7 @@ def _table(runs: Sequence[RunSummary], now: float) -> list[str]:
 
 
 def _columns(rows: Sequence[Sequence[str]], num_words: int) -> list[str]:
-    """Return rows in columns: so many of words, and then numbers."""
+    """Return rows in columns: `num_words` columns of words, then numbers."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     words, numbers = range(num_words), range(num_words, len(widths))
     return [
@@ -116,7 +113,7 @@ def _columns(rows: Sequence[Sequence[str]], num_words: int) -> list[str]:
 
 
 def age(seconds: float) -> str:
-    """Return how long ago a moment is, in the largest unit that fits."""
+    """Return a duration in the largest unit that fits."""
     for size, unit in UNITS:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""`appo top` shows the panel of a run that another process trains, or has trained. It only reads its files."""
+"""`appo top` shows the panel of runs that other processes train or have trained; `top` only reads files of the runs."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from appo.algorithms.runtime.monitor.panel import Snapshot, draw, render
 from appo.algorithms.runtime.monitor.performance import Performance, RoleTimes
 from appo.algorithms.runtime.monitor.terminal import Screen
 from appo.algorithms.runtime.roles import ROLES
-from appo.algorithms.tools.compare import read_each
+from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.flags import TopConfig
 from appo.algorithms.tools.runs import age
 from appo.utils.command_line import say
@@ -32,16 +32,16 @@ from appo.utils.run_folder import RunFolder, open_own
 from appo.utils.timing import PHASES
 from appo.utils.values import is_number, shown
 
-PAGE = os.terminal_size((100, 40))  # where there is no terminal to ask
-BETWEEN_RUNS_SECONDS = 30.0  # in which the next run of a launch has begun
-LEAST = os.terminal_size((12, 2))  # of which there is something to see
+PAGE = os.terminal_size((100, 40))  # without a terminal
+BETWEEN_RUNS_SECONDS = 30.0  # at most, between two runs of a launch
+LEAST = os.terminal_size((12, 2))  # smallest terminal that shows anything
 
 
 def top(config: TopConfig) -> int:
-    """Show runs until they end or Ctrl-C; return the exit code.
+    """Show runs until their end or Ctrl-C; return the exit code.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: a run is missing.
     """
     directories = _directories(config)
     watched = read_each(directories, lambda _, directory: ObservedRun.of(directory))
@@ -58,10 +58,10 @@ def top(config: TopConfig) -> int:
 
 
 class ObservedRun:
-    """A run as its files show it, whatever they contain.
+    """A run as seen in the run's files, whatever the files contain.
 
     Args:
-        directory: of the run.
+        directory: directory of the run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +72,7 @@ class ObservedRun:
 
     @classmethod
     def of(cls, directory: Path) -> Self:
-        """Begin to observe a run whose flags can be read (UsageError: they cannot)."""
+        """Begin to observe a run with readable flags (UsageError: the flags cannot be read)."""
         RunFolder(directory).read_config()
         return cls(directory)
 
@@ -86,9 +86,8 @@ class ObservedRun:
         overview = _overview(status, last_records(self.folder.metrics), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
         algo = self.folder.read_config().get("algo", DEFAULT)
-        losses = (
-            find_algorithm(algo).panel if isinstance(algo, str) and algo in ALGORITHMS else {}
-        )  # a stranger's module is not imported
+        known = isinstance(algo, str) and algo in ALGORITHMS  # a stranger's module is not imported
+        losses = find_algorithm(algo).panel if known else {}
         return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best(), losses)
 
     @property
@@ -97,7 +96,7 @@ class ObservedRun:
         return self._found is not None and self._found.state in LIVING_STATES
 
     def verdict(self) -> str:
-        """Return one line: what had become of the run at the last look, and when it was heard of last."""
+        """Return a line with the state of the run at the last look, and the age of the state."""
         found = self._found
         if found is None:
             return f"{shown(str(self.directory))} is gone"
@@ -108,22 +107,22 @@ class ObservedRun:
         return f"{shown(found.state)}{reason}; {'last heard of' if self.is_alive else 'ended'} {ago}"
 
     def _read_new_records(self) -> None:
-        """Take in the whole lines that have been added to the metrics since the last look."""
+        """Add the complete lines of the metrics written since the last look."""
         with contextlib.suppress(OSError), open_own(self.folder.metrics) as file:
             size = file.seek(0, os.SEEK_END)
-            if size < self._read_bytes:  # another run has taken its place
+            if size < self._read_bytes:  # the folder now belongs to another run
                 self._traces, self._read_bytes = ReturnTraces(), 0
             for line in sampled_lines(file, SAMPLED_BYTES, self._read_bytes):
                 if line.endswith(b"\n"):
                     self._read_bytes = max(self._read_bytes, file.tell())
                     if (record := parse_record(line)) is not None:
                         self._traces.add(record)
-            if size - self._read_bytes > LONGEST_LINE:  # no record: another look must not begin there
+            if size - self._read_bytes > LONGEST_LINE:  # no record is so long: skip the line
                 self._read_bytes = size
 
 
 def _directories(config: TopConfig) -> dict[str, Path]:
-    """Return the runs that are asked for, or the one that was active last, also in a group."""
+    """Return the runs on the command line, else the last active run, groups included."""
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
         return find_runs(config.experiment, group)
@@ -135,9 +134,9 @@ def _directories(config: TopConfig) -> dict[str, Path]:
 
 
 def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
-    """Draw runs again and again until they end, the terminal goes or Ctrl-C comes; those that join are added.
+    """Draw runs repeatedly until all have ended, the terminal is closed or Ctrl-C arrives; add new runs of a group.
 
-    Between two runs of a launch none trains for a while: of several the end is only believed after that.
+    Between two runs of a launch no run trains, so several runs count as ended only after `BETWEEN_RUNS_SECONDS`.
     """
     screen, colour = Screen(sys.stdout.fileno()), wants_colour(os.environ)
     lived = time.monotonic()
@@ -145,12 +144,12 @@ def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
         while True:
             if len(watched) > 1:
                 known = {one.directory for one in watched}
-                with contextlib.redirect_stderr(io.StringIO()):  # warnings came at the start
+                with contextlib.redirect_stderr(io.StringIO()):  # warnings were printed at the start
                     watched += [ObservedRun(path) for path in _directories(config).values() if path not in known]
             snapshots, size = [(one.look(), one.is_alive) for one in watched], screen.size()
             living = [snapshot for snapshot, is_alive in snapshots if is_alive]
             if size.columns >= LEAST.columns and size.lines >= LEAST.lines:
-                # Below the frame is a line for the cursor, and one of what was there before where there is room for it.
+                # One line below the frame is for the cursor; a large terminal also keeps one older line.
                 lines = size.lines - (2 if size.lines >= SMALLEST.lines else 1)
                 seen = (living or [snapshot for snapshot, _ in snapshots])[: max(1, lines // SMALLEST.lines)]
                 drawn = [draw(one, size.columns - 1, lines // len(seen)) for one in seen]
@@ -168,7 +167,7 @@ def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
 
 
 def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], found: RunSummary | None) -> Overview:
-    """Make an overview of a status, and where that says nothing, as in older runs, of the policies' last records."""
+    """Make an overview of a status; records of the policies replace fields that the status lacks."""
     totals = status.get("totals")
     counts = {name: int(value) for name, value in totals.items() if is_number(value)} if _is_mapping(totals) else {}
     policies, warnings = status.get("policies"), status.get("warnings")
@@ -177,7 +176,7 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], f
         elapsed_seconds=_number(status.get("elapsed_seconds")) or 0.0,
         seconds_left=_number(status.get("seconds_left")),
         share=found.share if found else None,
-        env_steps=(found.env_steps if found else None) or 0,  # as the share: a record may be newer
+        env_steps=(found.env_steps if found else None) or 0,  # of the same moment as the share: a record may be newer
         samples=counts.get("samples", 0),
         discarded=counts.get("discarded", 0),
         restarts=counts.get("restarts", 0),
@@ -192,7 +191,7 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], f
 
 
 def _performance(plain: object) -> Performance | None:
-    """Read the mapping that `Performance.plain` wrote; None if it is anything else."""
+    """Read the mapping written by `Performance.plain`; return None for any other value."""
     try:
         assert _is_mapping(plain)
         roles = {name: _role(plain["roles"][name]) for name in ROLES if name in plain["roles"]}

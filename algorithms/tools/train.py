@@ -1,16 +1,14 @@
-"""`appo train` reads a command line of training, says where its flags come from, and starts the run."""
+"""`appo train` reads a command line of training, prints the origins of flags, and starts the run."""
 
-import json
 from collections.abc import Mapping, Sequence
 
-from appo.algorithms.run.config import Config, parse_train_flags, resolve
-from appo.utils.command_line import print_and_exit, say, underscored, words_of
-from appo.utils.errors import UsageError
-from appo.utils.values import shown
+from appo.algorithms.run.config import parse_train_flags, resolve
+from appo.algorithms.tools.print_config import asked_format, format_flags
+from appo.utils.command_line import print_and_exit, say, words_of
 
 
 def train(argv: Sequence[str]) -> int:
-    """Train a policy, or print the configuration where `--print_config` asks for it; return the exit code.
+    """Train a policy, or print the configuration for `--print_config`; return the exit code.
 
     Raises:
         UsageError: the command line is wrong.
@@ -27,13 +25,13 @@ def train(argv: Sequence[str]) -> int:
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)
-    from appo.algorithms.run.main import train as start  # only now, so that help is quick
+    from appo.algorithms.run.main import train as start  # late, so help is quick
 
     return start(config)
 
 
 def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:
-    """Return one line per source that decided flags other than by default: which flags, with their values."""
+    """Return a line per origin other than defaults, with the flags and values from the origin."""
     lines = []
     for origin in ("env preset", "saved run", "config file"):
         names = [name for name in values if origins[name] == origin]
@@ -42,58 +40,3 @@ def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[s
         elif names:
             lines.append(f"{origin}: {' '.join(f'{name}={words_of(values[name])}' for name in names)}")
     return lines
-
-
-# `--print_config`: every flag with its value and where that comes from, in a form that --config reads.
-
-
-FLAG = "--print_config"
-
-FORMATS = ("toml", "json")
-
-
-def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the format in which the flags are to be printed, empty where they are not, and the other words.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
-    if not asked:
-        return "", list(argv)
-    wanted = asked[-1].partition("=")[2] or FORMATS[0]
-    if wanted not in FORMATS:
-        raise UsageError(f"{FLAG}={shown(wanted)} is not one of {', '.join(FORMATS)}")
-    return wanted, [word for word in argv if word not in asked]
-
-
-def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str:
-    """Return the text of all flags in one of `FORMATS`."""
-    flat = config.to_flat()
-    if wanted == "json":
-        return json.dumps({name: {"value": value, "origin": origins[name]} for name, value in flat.items()}, indent=1)
-    return "\n".join(
-        line
-        for part, flags in config.table.by_part.items()
-        for line in (f"[{part}]", *(_line(name, flat[name], origins[name]) for name in flags), "")
-    )
-
-
-def _line(name: str, value: object, origin: str) -> str:
-    # A file cannot name another one, and a run that was given no name gets a new one each time.
-    left_out = name == "config" or (name == "experiment" and origin == "default")
-    return f"{'# ' * left_out}{name} = {_toml(value)}  # {origin}"
-
-
-def _toml(value: object) -> str:
-    """Return a value as TOML, which has no null: a flag takes the word for it, a mapping the whole as JSON."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        text = json.dumps(value, ensure_ascii=False)
-        if "null" in text:
-            return _toml(text)
-        return f"{{{', '.join(f'{_toml(key)} = {_toml(element)}' for key, element in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

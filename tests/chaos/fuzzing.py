@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.tools.selftest.killer import MARKER, processes_of
 from appo.utils.hashed_files import Entry
+from tests.chaos.killer import MARKER, processes_of
 
 EXTRA_SECONDS, EXTRA_BYTES = 2.0, 100 << 20
 """What a command may take beyond the same one on the run as it was."""
@@ -33,9 +33,9 @@ MODULES = (
     "torch", "gymnasium", "matplotlib.pyplot", "onnx", "vizdoom", "appo.algorithms.cli", "appo.algorithms.run.main",
     "appo.algorithms.tools.train", "appo.algorithms.tools.enjoy", "appo.algorithms.tools.evaluate",
     "appo.algorithms.tools.match",
-    "appo.algorithms.tools.export", "appo.algorithms.tools.hub", "appo.algorithms.tools.plot",
-    "appo.algorithms.tools.lineage",
-    "appo.algorithms.tools.compare", "appo.algorithms.tools.report.report",
+    "appo.algorithms.tools.export", "appo.algorithms.tools.hub", "appo.algorithms.tools.comparison.plot",
+    "appo.algorithms.tools.comparison.lineage",
+    "appo.algorithms.tools.comparison.compare", "appo.algorithms.tools.report.report",
     "appo.algorithms.tools.top", "appo.algorithms.tools.runs", "appo.algorithms.tools.replay_incident",
     "appo.algorithms.run.workers.networks", "appo.algorithms.run.tuning.network",
     "appo.algorithms.runtime.monitor.panel",
@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "plot": ("plot", "run", "victim", "-o", "out/plot.svg"),
     "report": ("report", "run", "victim", "-o", "out/report.html"),
     "report_one": ("report", "run", "-o", "out/report.html"),
-    "lineage": ("lineage", "run", "-o", "out/lineage.svg"),
+    "lineage": ("plot", "run", "--lineage", "-o", "out/lineage.svg"),
     "enjoy": ("enjoy", "--experiment=run", *SHORT),
     "enjoy_best": ("enjoy", "--experiment=run", "--load_checkpoint_kind=best", "--json", *SHORT),
     "evaluate": ("evaluate", "run", "--episodes=2", "--max_num_frames=40"),

@@ -8,16 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from appo.algorithms.tools.selftest.invariants import read_saves
-from appo.algorithms.tools.selftest.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
 from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import read_saves
+from tests.chaos.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAIN = (sys.executable, str(ROOT / "train_appo.py"))
 HOSTILE = "tests.chaos.hostile_env:Hostile"
 RAISED = "tests.chaos.hostile_env.HostileError: out of cheese"
 START_SECONDS = 60.0
@@ -56,7 +57,8 @@ class TrainingRun:
         folder: for the run directory and the output.
         flags: beside `small`.
         failpoints: value of APPO_FAILPOINTS.
-        script: what is run in place of train_appo.py.
+        program: first words of the command line, in place of train_appo.py.
+        cwd: working folder of the run.
         piped: whether stdout is a pipe, `process.stdout`, and not a file.
         small: the flags that make it small.
     """
@@ -67,7 +69,8 @@ class TrainingRun:
         *flags: str,
         env: str = "CartPole-v1",
         failpoints: str = "",
-        script: Path = ROOT / "train_appo.py",
+        program: Sequence[str] = TRAIN,
+        cwd: Path = ROOT,
         piped: bool = False,
         small: tuple[str, ...] = SMALL,
     ):
@@ -76,7 +79,7 @@ class TrainingRun:
         self.temporary = Path(tempfile.mkdtemp(prefix="appo"))  # short: names of sockets have at most 107 bytes
         self.paths = {name: folder / f"{name}_{self.marker}" for name in ("stdout", "stderr")}
         where = [f"--env={env}", f"--train_dir={folder / 'train_dir'}", "--experiment=run"]
-        command = [sys.executable, str(script), *where, *small, *flags]
+        command = [*program, *where, *small, *flags]
         environment = os.environ | {
             MARKER: self.marker,
             "APPO_FAILPOINTS": failpoints,
@@ -86,7 +89,7 @@ class TrainingRun:
         with self.paths["stdout"].open("wb") as out, self.paths["stderr"].open("wb") as err:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else out,

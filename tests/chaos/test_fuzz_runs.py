@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from appo.algorithms.tools.selftest.killer import MARKER
 from tests.chaos import fuzzing
+from tests.chaos.killer import MARKER
 from tests.chaos.runs import ROOT
 
 RUNS, SEED = int(os.environ.get("APPO_FUZZ_RUNS", "200")), os.environ.get("APPO_FUZZ_SEED", "1")
@@ -31,7 +31,7 @@ def test_damaged_runs_do_no_harm_and_cost_little(tmp_path: Path) -> None:
 
 def test_every_command_that_reads_runs_is_tried_alike() -> None:
     assert {words[0] for words in fuzzing.COMMANDS.values()} == {
-        "runs", "top", "compare", "plot", "report", "lineage", "enjoy", "evaluate", "match", "export",
+        "runs", "top", "compare", "plot", "report", "enjoy", "evaluate", "match", "export",
         "hub", "replay", "train",
     }  # fmt: skip
     assert 2000 // len(fuzzing.COMMANDS) >= 100

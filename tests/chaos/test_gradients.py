@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from appo.algorithms.runtime.learning.gradients import PLACES
-from appo.algorithms.tools.selftest.invariants import (
+from appo.utils.metrics import read_metrics
+from tests.chaos.gradients import ALGORITHM, TESTIMONY
+from tests.chaos.invariants import (
     find_falling,
     find_unaccounted,
     lost_checkpoints,
     read_saves,
     tolerance,
 )
-from appo.algorithms.tools.selftest.killer import Killer, KillerError
-from appo.utils.metrics import read_metrics
-from tests.chaos.gradients import ALGORITHM, TESTIMONY
+from tests.chaos.killer import Killer, KillerError
 from tests.chaos.runs import SMALL, START_SECONDS, TrainingRun
 from tests.chaos.witness import BONUS, EPISODE_STEPS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from appo.algorithms.tools.replay_incident import ReplayConfig, replay
-from appo.algorithms.tools.selftest.invariants import find_unaccounted
 from appo.envs.incidents import Incident
 from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import find_unaccounted
 from tests.chaos.runs import HOSTILE, RAISED, Ended, TrainingRun, last_line
 
 GONE_SECONDS = 25.0

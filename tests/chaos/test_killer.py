@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.tools.selftest.invariants import (
+from appo.utils.metrics import read_metrics
+from tests import shared_memory
+from tests.chaos.invariants import (
     find_falling,
     find_unaccounted,
     lost_checkpoints,
     read_saves,
     tolerance,
 )
-from appo.utils.metrics import read_metrics
-from tests import shared_memory
 from tests.chaos.runs import TrainingRun, outlive, storm
 from tests.chaos.witness import ALGORITHM, BONUS, EPISODE_STEPS, TESTIMONY
 

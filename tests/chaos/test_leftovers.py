@@ -5,6 +5,7 @@ No process is replaced here. Every environment has started children of its own, 
 
 import random
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.chaos.hostile_env import NUM_CHILDREN
 from tests.chaos.runs import (
     HOSTILE,
     ROOT,
+    TRAIN,
     TrainingRun,
     checkpoint_steps,
     kill,
@@ -47,9 +49,9 @@ def start(folder: Path, placement: str) -> TrainingRun:
         "where=init",
         "pause=0.005",
     )  # the figure is not one of a busy machine
-    script = SPAWNING if spawned else ROOT / "train_appo.py"
+    program = (sys.executable, str(SPAWNING)) if spawned else TRAIN
     flags = (f"--inference={inference}", "--restart_workers=False")
-    return TrainingRun(folder, *flags, *kwargs, env=HOSTILE, script=script)
+    return TrainingRun(folder, *flags, *kwargs, env=HOSTILE, program=program)
 
 
 @pytest.mark.parametrize(

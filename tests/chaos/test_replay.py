@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.tools.selftest.invariants import (
+from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import (
     find_falling,
     find_unaccounted,
     lost_checkpoints,
     read_saves,
     tolerance,
 )
-from appo.utils.metrics import read_metrics
 from tests.chaos.runs import SMALL, TrainingRun, kill, storm
 
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32

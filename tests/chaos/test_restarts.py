@@ -5,14 +5,15 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from appo.algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
 from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import find_falling, find_unaccounted, lost_checkpoints, tolerance
 from tests.chaos.runs import HOSTILE, RAISED, ROOT, Ended, TrainingRun, checkpoint_steps, kill, last_line
 
 GONE_SECONDS = 25.0
@@ -139,7 +140,8 @@ def test_after_three_times_the_run_ends_as_if_it_had_been_the_first(tmp_path: Pa
 def test_a_fork_server_that_has_stopped_is_replaced(tmp_path: Path) -> None:
     """It tells main of deaths and starts their successors: without it nothing could be started, and main would wait."""
     flags = ("--inference=central", "--step_timeout_seconds=2")
-    with TrainingRun(tmp_path, *flags, script=ROOT / "tests" / "chaos" / "impatient.py") as run:
+    program = (sys.executable, str(ROOT / "tests" / "chaos" / "impatient.py"))
+    with TrainingRun(tmp_path, *flags, program=program) as run:
         run.wait_for_env_steps()
         stopped = run.pid_of("fork_server")
         kill(stopped, signal.SIGSTOP)

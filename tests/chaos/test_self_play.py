@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.tools.selftest.killer import kill
 from appo.utils import checkpoint_files
+from tests.chaos.killer import kill
 from tests.chaos.runs import TrainingRun, checkpoint_steps
 
 FLAGS = (

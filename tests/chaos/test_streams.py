@@ -9,16 +9,16 @@ import pytest
 
 from appo.algorithms.run.folder import saved_flags
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.algorithms.tools.selftest.invariants import (
+from appo.utils import checkpoint_files
+from appo.utils.metrics import read_metrics
+from tests import shared_memory
+from tests.chaos.invariants import (
     find_falling,
     find_unaccounted,
     lost_checkpoints,
     read_saves,
     tolerance,
 )
-from appo.utils import checkpoint_files
-from appo.utils.metrics import read_metrics
-from tests import shared_memory
 from tests.chaos.runs import Ended, TrainingRun, outlive
 from tests.chaos.streaming import ALGORITHM, TESTIMONY, Replay, read_lives
 from tests.chaos.witness import BONUS, EPISODE_STEPS, broken_steps, columns, traces

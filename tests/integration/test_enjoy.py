@@ -12,7 +12,7 @@ from appo.algorithms import cli
 from appo.algorithms.models.build import new_model
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import Episode
+from appo.algorithms.playing.episodes import PlayedEpisode
 from appo.algorithms.playing.player import Player, load_player, play
 from appo.algorithms.playing.saved_run import find_run
 from appo.algorithms.run.config import Config
@@ -188,7 +188,7 @@ def test_text_has_a_line_per_episode_and_a_summary(runs: Path, capfd: pytest.Cap
 def test_statistics_that_are_not_finite_are_null(
     runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = Episode(1.0, 2, {"x": math.nan, "y": -math.inf, "z": 0.5})
+    episode = PlayedEpisode(1.0, 2, {"x": math.nan, "y": -math.inf, "z": 0.5})
     monkeypatch.setattr("appo.algorithms.tools.enjoy.play", lambda *arguments: [episode])
     played = enjoyed(capfd, runs, "--experiment=memory")
     assert played["episodes"] == [{"return": 1.0, "length": 2, "stats": {"x": None, "y": None, "z": 0.5}}]

@@ -17,7 +17,8 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluation_words
 from appo.algorithms.tools import evaluate
-from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
+from appo.algorithms.tools.evaluate import Evaluation, Evaluator, read_best
+from appo.algorithms.tools.filming import Filming
 from appo.algorithms.tools.flags import EvaluateConfig
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, ResourceError, UsageError

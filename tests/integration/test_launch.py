@@ -1,10 +1,12 @@
 """Grids and seeds: which runs they are, and that they are trained, also after an interruption."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,47 @@ def test_ctrl_c_lets_every_run_save(tmp_path: Path) -> None:
     for status in statuses:
         assert json.loads(status.read_text())["state"] == "interrupted"
         assert list(status.parent.glob("checkpoint_p0/ckpt_*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launch_that_is_ended_takes_its_runs_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    marker, temporary = f"TMPDIR={tmp_path}/tmp", tmp_path / "tmp"
+    temporary.mkdir()
+    words = ("launch", "--name=a", "--", "--env=toy/Corridor-v0", "--inference=central", "--num_workers=2")
+    process = subprocess.Popen(
+        own_command(words),
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_until(lambda: _trains(tmp_path / "train_dir/a/seed-1/status.json"))
+        assert len(_processes_with(marker)) > 3
+        process.send_signal(number)
+        assert process.wait(DEADLINE_SECONDS) == (143 if number == signal.SIGTERM else -number)
+        _wait_until(lambda: not _processes_with(marker))
+    finally:
+        for pid in _processes_with(marker):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _processes_with(text: str) -> list[int]:
+    """Return living processes in whose environment a text stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def _trains(status: Path) -> bool:

@@ -5,11 +5,13 @@ import shutil
 import sys
 import sysconfig
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.integration.elsewhere import run
+from tests.chaos.promises import check_promises, train_toy
+from tests.integration.elsewhere import OURS, run
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("algorithms", "envs", "utils")
@@ -89,10 +91,13 @@ def test_two_updates_beside_a_strangers_modules(binaries: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_selftest_passes_without_the_repository(binaries: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_toy_keeps_all_promises_without_the_repository(
+    binaries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in FOLDERS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working directory')\n")
-    *lines, last = run(binaries / "appo", "selftest", "--kills=5", cwd=tmp_path).splitlines()
-    assert [line.split()[0] for line in lines] == ["pass"] * 10
-    assert last == "all promises were kept"
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.py" for name in FOLDERS}
+    for name in OURS:
+        monkeypatch.delenv(name, raising=False)
+    program = (str(binaries / "appo"), "train")
+    check_promises(partial(train_toy, tmp_path, seconds=600.0, program=program, cwd=tmp_path), kills=5)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from appo.algorithms import cli
-from appo.algorithms.tools.selftest.invariants import (
+from appo.utils import checkpoint_files
+from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import (
     LASTING,
     find_falling,
     find_unaccounted,
     lost_checkpoints,
     read_saves,
 )
-from appo.utils import checkpoint_files
-from appo.utils.metrics import read_metrics
 from tests.chaos.runs import TrainingRun, kill
 from tests.integration.enjoying import enjoyed
 from tests.spikes.training import totals_of, train

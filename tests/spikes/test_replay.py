@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from appo.algorithms.tools.selftest.invariants import LASTING, find_falling, find_unaccounted, tolerance
 from appo.utils.metrics import read_metrics
+from tests.chaos.invariants import LASTING, find_falling, find_unaccounted, tolerance
 from tests.chaos.runs import TrainingRun, kill
 from tests.spikes.replay import USES
 from tests.spikes.training import totals_of, train

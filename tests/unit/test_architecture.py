@@ -124,7 +124,7 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.run.directory.code",  # of a start, as in the journal
         "appo.algorithms.run.directory.journal",
         "appo.algorithms.tools.top",  # the same
-        "appo.algorithms.tools.evaluate",  # compared with the times of files
+        "appo.algorithms.tools.filming",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
         "appo.utils.tensorboard.writer",  # TensorBoard's events
         "appo.algorithms.runtime.monitor.status",
@@ -355,7 +355,7 @@ TRACKERS = ("wandb", "trackio", "mlflow")
         ("appo.algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
         ("appo.algorithms.playing.config", ("torch", "numpy", "gymnasium")),
         ("appo.algorithms.run.summary", ("torch", "numpy", "gymnasium")),
-        ("appo.algorithms.tools.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
+        ("appo.algorithms.tools.comparison.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
         ("algorithms", ("torch", "numpy", "gymnasium")),  # whatever can be imported from it
         ("appo.algorithms.run.training", ("torch",)),
     ],

@@ -231,7 +231,7 @@ def test_names_in_a_strangers_run_command_no_terminal(
     (tmp_path / "train_dir" / "a" / "status.json").write_text(json.dumps(status))
     for words in (
         ["runs"], ["top", "a", "--once"], ["compare", "a", "b"], ["plot", "a", "-o", "x.png"],
-        ["report", "a"], ["report", "a", "b"], ["lineage", "a"],
+        ["report", "a"], ["report", "a", "b"], ["plot", "a", "--lineage"],
         ["enjoy", "--experiment=a"], ["evaluate", "a"], ["match", "a", "b"], ["export", "a"],
         ["hub", "a", "--dry_run"], ["train", "--experiment=a"],
     ):  # fmt: skip

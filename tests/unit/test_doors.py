@@ -95,7 +95,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.memory.plain_state": ({JSON}, "the door of plain states: bounded, each value checked"),
     "appo.algorithms.runtime.memory.state_files": ({JSON}, "the door of checkpoints: bounded headers, each checked"),
     "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
-    "appo.algorithms.tools.evaluate": (
+    "appo.algorithms.tools.filming": (
         {NAMES, NUMBER},
         "whether there is something; the name of a verified checkpoint",
     ),
@@ -133,8 +133,6 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
-    "appo.algorithms.tools.selftest.killer": ({FILE, NAMES, NUMBER}, PROC),
-    "appo.algorithms.tools.selftest.selftest": ({FILE, NAMES}, "a temporary folder of its own, and /proc"),
     "appo.envs.env_set": ({JSON}, "a copy of what it has made"),
 }
 """Module -> what it may read by itself, and why nothing of a stranger's is believed there."""

@@ -1,6 +1,6 @@
-"""The contents of a report of runs, read from their folders in bounded memory, as runs of others are.
+"""The contents of a report: runs, possibly of strangers, read from their folders in bounded memory.
 
-Metrics are sampled, videos have a limit and lists an end.
+Metrics are sampled, videos have a size limit, and lists have a maximal length.
 """
 
 import os
@@ -16,7 +16,7 @@ from appo.algorithms.run.folder import saved_flags
 from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
 from appo.algorithms.runtime.monitor.curves import PLACE, Point
 from appo.algorithms.runtime.monitor.panel import Snapshot
-from appo.algorithms.tools.compare import default_flags
+from appo.algorithms.tools.comparison.saved_runs import default_flags
 from appo.algorithms.tools.top import ObservedRun
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
@@ -40,12 +40,12 @@ FIGURES = {
     "pbt/objective": "Objective of the population",
     "perf/memory_mib": "Memory, in MiB",
 }
-"""Figures that are drawn where a run has them, and what they are called."""
+"""Tags of drawn figures, with their titles."""
 OWN_FIGURE = re.compile(r"stats/[^/]{1,60}/mean")
-MOST_OWN_FIGURES = 6  # that an environment reports
-MOST_POINTS, MOST_POINTS_OF_SMALL = 500, 200  # of a curve: of the mean return, which is drawn large, and of others
-MOST_POLICIES = 8  # of one run, each with a curve
-MOST_EVENTS = 400  # the last ones of a lineage
+MOST_OWN_FIGURES = 6  # reported by an environment
+MOST_POINTS, MOST_POINTS_OF_SMALL = 500, 200  # of the large curve, and of others
+MOST_POLICIES = 8  # of one run
+MOST_EVENTS = 400  # of the end of a lineage
 MOST_VIDEOS = 24
 VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
 MIB = 1 << 20
@@ -54,7 +54,7 @@ Figures = Mapping[str, Sequence[Point]]
 
 
 class Video(NamedTuple):
-    """An MP4 file of a policy that plays when it has learned from so many env steps."""
+    """An MP4 file of a policy after a number of env steps."""
 
     policy: int
     env_steps: int
@@ -62,20 +62,20 @@ class Video(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
-    """The contents of a page about a run.
+class ReportedRun:
+    """The contents of the page for a run.
 
     Attributes:
-        name: of its folder.
+        name: name of the folder.
         summary: state, progress and returns.
-        snapshot: the rest of its status: where time goes, warnings.
-        flags: those it was last started with, defaults included.
+        snapshot: performance and warnings.
+        flags: flags of the last start, defaults included.
         defaults: flag -> default.
-        policies: number of a policy -> its curves, by tag; the one that ends best first.
-        processor: on which it was trained last; empty: not known.
-        starts: how often it was started.
-        events: of its lineage.
-        videos: of evaluations.
+        policies: policy -> curves by tag; the policy with the best last return first.
+        processor: processor of the last start; empty if unknown.
+        starts: number of starts.
+        events: decisions of the lineage.
+        videos: videos of evaluations.
     """
 
     name: str
@@ -90,18 +90,18 @@ class Found:
     videos: Sequence[Video]
 
 
-def read(directory: Path, films: "Films") -> Found:
+def read(directory: Path, films: "Films") -> ReportedRun:
     """Read the folder of a run.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the run cannot be read.
     """
     folder, found = RunFolder(directory), summary(directory)
     if found is None:
         raise UsageError(f"{shown(str(directory))} is no run any more")
     defaults = default_flags(directory)
     processor = _mapping(folder.read_status().get("machine")).get("processor")
-    return Found(
+    return ReportedRun(
         name=directory.name,
         summary=found,
         snapshot=ObservedRun(directory).look(),
@@ -116,7 +116,7 @@ def read(directory: Path, films: "Films") -> Found:
 
 
 def curves(folder: RunFolder) -> dict[int, Figures]:
-    """Return the curves of a run, without what a crash took back: by tag, the policy that ends best first."""
+    """Return the curves of a run by tag, without records lost in a crash; the best policy first."""
     own = (tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag))
     tags = [*FIGURES, *sorted(dict.fromkeys(own))[:MOST_OWN_FIGURES]]
     found: dict[int, dict[str, list[Point]]] = {}
@@ -137,7 +137,7 @@ def curves(folder: RunFolder) -> dict[int, Figures]:
 
 
 def thinned(points: Sequence[Point], tag: str) -> list[Point]:
-    """Return as many of the points as are drawn, at equal distances, the first and the last among them."""
+    """Return at most as many points as are drawn, at equal distances, the first and the last included."""
     most = MOST_POINTS if tag == RETURN else MOST_POINTS_OF_SMALL
     if len(points) <= most:
         return list(points)
@@ -145,10 +145,8 @@ def thinned(points: Sequence[Point], tag: str) -> list[Point]:
 
 
 def _events(directory: Path) -> list[Event]:
-    """Return the last decisions about the policies of a run, those that numbers of 64 bits can tell.
-
-    One that cannot be read costs the page this part only, which is said.
-    """
+    """Return the last decisions about the policies of a run; leave out an unreadable lineage with a warning."""
+    # Numbers beyond 64 bits cannot be drawn.
     numbers = ("policy", "source", "env_steps", "source_env_steps")
     try:
         found = read_events(directory)
@@ -160,13 +158,13 @@ def _events(directory: Path) -> list[Event]:
 
 
 class Films:
-    """Reads videos of evaluations while they fit into a page.
+    """Reads videos of evaluations up to the size limit of a page.
 
     Args:
-        most_bytes: of all of them together.
+        most_bytes: limit of all videos together.
 
     Attributes:
-        left_out: how many did not fit.
+        left_out: number of videos that did not fit.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -174,7 +172,7 @@ class Films:
         self.left_out = 0
 
     def of(self, folder: RunFolder) -> list[Video]:
-        """Return the last video of each policy, and the first if there is another: what it has learned in between."""
+        """Return the first and the last video of each policy."""
         named = [match for name in names_in_own(folder.videos) if (match := VIDEO_NAME.fullmatch(name))]
         by_policy: dict[int, list[tuple[int, str]]] = {}
         for match in named:
@@ -185,7 +183,7 @@ class Films:
         return sorted(videos)
 
     def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
-        """Read a video; None if it is none, cannot be read, or does not fit."""
+        """Read a video; return None if the file is no video, unreadable or too large."""
         try:
             with open_own(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -196,7 +194,7 @@ class Films:
         except OSError:
             self.left_out += 1
             return None
-        if content[4:8] != b"ftyp":  # where every MP4 file says what it is
+        if content[4:8] != b"ftyp":  # the signature of MP4
             self.left_out += 1
             return None
         self._most_bytes -= len(content)

@@ -10,8 +10,8 @@ from appo.algorithms import cli
 from appo.algorithms.population import lineage as module
 from appo.algorithms.population.lineage import Event, Lineage, numbers_of, read_events
 from appo.algorithms.runtime.messages import PolicyTraits
-from appo.algorithms.tools.flags import LineageConfig
-from appo.algorithms.tools.lineage import describe, lineage
+from appo.algorithms.tools.comparison import plot
+from appo.algorithms.tools.comparison.lineage import describe
 from appo.utils.errors import UsageError
 
 EVENT = Event(
@@ -102,26 +102,28 @@ def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     directory = tmp_path / "run"
     directory.mkdir()
     saved(directory, *EVENTS)
-    assert cli.run("lineage", ["run", f"--train_dir={tmp_path}"]) == 0
+    assert cli.run("plot", ["run", "--lineage", f"--train_dir={tmp_path}"]) == 0
     assert (directory / "lineage.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.splitlines()[-1] == f"drawn: {directory / 'lineage.png'}"
-    with pytest.raises(UsageError, match="cannot draw"):
-        lineage(LineageConfig(run=str(directory), output=str(tmp_path / "x.nonsense")))
+    with pytest.raises(UsageError, match=r"cannot write .*x\.nonsense"):
+        cli.run("plot", [str(directory), "--lineage", "-o", str(tmp_path / "x.nonsense")])
 
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="needs the name of a run"):
-        cli.parse("lineage", ["-o", "x.png"])
-    assert cli.parse("lineage", ["a", "-o", "x.png"]) == (LineageConfig(run="a", output="x.png"),)
+    with pytest.raises(UsageError, match="needs the folder of a run"):
+        cli.parse("plot", ["--lineage", "-o", "x.png"])
+    run = str(tmp_path)
     with pytest.raises(UsageError, match="no run nobody"):
-        lineage(LineageConfig(run="nobody", train_dir=str(tmp_path)))
+        cli.run("plot", ["nobody", "--lineage", f"--train_dir={run}"])
+    with pytest.raises(UsageError, match="--lineage draws one run, not 2"):
+        cli.run("plot", [run, run, "--lineage"])
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"has no lineage\.json"):
-        lineage(LineageConfig(run=str(tmp_path)))
+        cli.run("plot", [run, "--lineage"])
     saved(tmp_path, *EVENTS)
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"needs matplotlib: pip install appo\[plots\]"):
-        lineage(LineageConfig(run=str(tmp_path)))
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs matplotlib"):
+        cli.run("plot", [run, "--lineage"])
     monkeypatch.undo()
     with pytest.raises(UsageError, match="cannot write /: Is a directory"):
-        lineage(LineageConfig(run=str(tmp_path), output="/"))
+        cli.run("plot", [run, "--lineage", "-o", "/"])

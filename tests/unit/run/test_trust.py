@@ -31,7 +31,7 @@ from appo.algorithms.run.trust import (
     marked,
     uses,
 )
-from appo.algorithms.tools.compare import flags_of_run
+from appo.algorithms.tools.comparison.saved_runs import flags_of_run
 from appo.algorithms.tools.flags import ReplayConfig
 from appo.algorithms.tools.hub import _examine
 from appo.algorithms.tools.replay_incident import replay

@@ -8,7 +8,8 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.run.folder import find_run, find_runs, newest_run
-from appo.algorithms.tools.compare import read_run, settings_of
+from appo.algorithms.tools.comparison.saved_runs import read_run
+from appo.algorithms.tools.comparison.settings import settings_of
 from appo.utils.errors import UsageError
 from appo.utils.values import nearest
 from tests.unit.run.test_summary import reports, write_run
@@ -125,7 +126,7 @@ def test_one_run_is_needed(train_dir: Path, word: str, message: str) -> None:
         ("estimate", "outer", "--dataset=d"),
         ("match", "outer", "alone"),
         ("match", "outer:best", "alone"),
-        ("lineage", "outer"),
+        ("plot", "outer", "--lineage"),
     ],
 )
 def test_commands_of_one_run_list_those_of_a_group(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.curves import Point
-from appo.algorithms.tools import plot
-from appo.algorithms.tools.plot import Curve, band_of, group_runs, interquartile_mean
+from appo.algorithms.tools.comparison import plot
+from appo.algorithms.tools.comparison.plot import RunCurve, band_of, group_runs, interquartile_mean
 from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import reports, write_run
 
@@ -18,8 +18,8 @@ def line(start: int, end: int, value: float) -> list[Point]:
     return [Point(float(x), x / 100, value) for x in range(start, end + 1, 10)]
 
 
-def curve(name: str, **flags: Any) -> Curve:
-    return Curve(name, {"env": "CartPole-v1", "seed": 1, "experiment": name, "learning_rate": 1e-4} | flags, [])
+def curve(name: str, **flags: Any) -> RunCurve:
+    return RunCurve(name, {"env": "CartPole-v1", "seed": 1, "experiment": name, "learning_rate": 1e-4} | flags, [])
 
 
 def test_runs_that_differ_in_their_seed_only_are_a_group() -> None:
@@ -100,7 +100,6 @@ def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
         (["young"], "there is nothing to draw"),
         (["r0", "-o", "x.docx"], "cannot write x.docx: Format 'docx' is not supported"),
         (["r0", "-o", "/proc/x.png"], "cannot write /proc/x.png: "),
-        (["r0", "-o", ""], "cannot write .: Is a directory"),
         (["r0", "-o", "/"], "cannot write /: Is a directory"),
         (["r0", "-o", "train_dir/r0/config.json/x.png"], "config.json/x.png: Not a directory"),
         (["r0", "-o", f"{'x' * 252}.png"], f"cannot write {'x' * 77}...: File name too long"),
@@ -117,12 +116,12 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
 def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "_save", lambda figure, path: drawn.append(figure))
-    plot.draw({"_x": [Curve("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
+    plot.draw({"_x": [RunCurve("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
     assert [text.get_text().strip() for text in drawn[0].legends[0].get_texts()] == ["_x"]
 
 
 def test_without_matplotlib_it_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install appo\[plots\]"):
+    with pytest.raises(UsageError, match=r"drawing needs matplotlib: pip install \"appo\[plots\]\""):
         cli.run("plot", ["r0"])
     assert not list(runs.glob("*.png"))

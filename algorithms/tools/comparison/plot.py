@@ -1,8 +1,8 @@
-"""`appo plot` draws learning curves, those of equal runs with other seeds as one line with a band.
+"""`appo plot` draws learning curves; runs that differ only in their seed become a line with a band.
 
-The line of a group is its mean; from four runs on the interquartile mean, the mean of the middle half, which a single
-lucky or failed seed does not move (Agarwal et al. 2021, arXiv:2108.13264). The band is the range of the runs, or from
-four on that of the middle half. Both end with the shortest run.
+The line of a group is the mean. From four runs on, the line is the interquartile mean, the mean of the middle half, not
+moved by a single lucky or failed seed (Agarwal et al. 2021, arXiv:2108.13264). The band is the range of the runs, from
+four runs on the range of the middle half. Both end with the shortest run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from appo.algorithms.population.lineage import read_events
 from appo.algorithms.run.config import FLAGS_BY_PART
-from appo.algorithms.run.folder import find_runs
+from appo.algorithms.run.folder import find_run, find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
-from appo.algorithms.tools.compare import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
+from appo.algorithms.tools.comparison.lineage import describe, draw_lineage
+from appo.algorithms.tools.comparison.saved_runs import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
 from appo.algorithms.tools.flags import PlotConfig
 from appo.utils.command_line import say, words_of
 from appo.utils.errors import UsageError
 from appo.utils.files import replaced_when_whole
+from appo.utils.run_folder import LINEAGE_FILE, RunFolder
 from appo.utils.values import printable, shown
 
 if TYPE_CHECKING:
@@ -36,17 +39,25 @@ ASIDE = {
     *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_")),
 }
 """Flags in which runs of one group may differ."""
-GRID = 200  # places on the axis at which a group is drawn
+GRID = 200  # points of a drawn group
 IQM_RUNS = 4
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # can be told apart by all
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+)  # distinguishable for colour-blind readers
 MOST_IN_LABEL = 2
 NAMES = {"env_steps": "env steps", "hours": "hours"}
 
 Array = NDArray[np.float64]
 
 
-class Curve(NamedTuple):
-    """The curve of a run, and what it was trained with."""
+class RunCurve(NamedTuple):
+    """The curve of a run, and the flags of the run."""
 
     name: str
     flags: Mapping[str, object]
@@ -54,7 +65,7 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The middle and the spread of several curves where all of them are known: [GRID] each."""
+    """The middle and the spread of several curves over their common range: [GRID] each."""
 
     x: Array
     middle: Array
@@ -63,27 +74,47 @@ class Band(NamedTuple):
 
 
 def plot(config: PlotConfig) -> int:
-    """Draw the curves of runs; return the exit code.
+    """Draw the curves of runs, or with `--lineage` the decisions about policies; return the exit code.
 
     Raises:
-        UsageError: there is no such run, none has a curve, matplotlib is missing or the file cannot be written.
+        UsageError: a run is missing, no run has a curve, matplotlib is missing, or the file cannot be written.
     """
-    directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
-    curves = read_each(directories, lambda _, d: Curve(d.resolve().name, flags_of_run(d), read_curve(d)))
+    root = Path(config.train_dir, config.experiments_root)
+    if config.lineage:
+        return _plot_lineage(config, root)
+    directories = find_runs(config.runs, root)
+    curves = read_each(directories, lambda _, d: RunCurve(d.resolve().name, flags_of_run(d), read_curve(d)))
     known = [curve for curve in curves if len(curve.points) > 1]
     for curve in curves:
         if curve not in known:
             say(f"{shown(curve.name)} has reported too few returns for a curve")
     if not known:
         raise UsageError("there is nothing to draw")
-    draw(group_runs(known), cast(Axis, config.x), Path(config.output))
-    say(f"{len(known)} of {len(directories)} runs drawn: {config.output}")
+    output = config.output or "learning_curve.png"
+    draw(group_runs(known), cast(Axis, config.x), Path(output))
+    say(f"{len(known)} of {len(directories)} runs drawn: {output}")
     return 0
 
 
-def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Put runs of the same flags but for the seed together, by the flags that tell them from the others."""
-    groups: list[list[Curve]] = []
+def _plot_lineage(config: PlotConfig, root: Path) -> int:
+    if len(config.runs) > 1:
+        raise UsageError(f"--lineage draws one run, not {len(config.runs)}")
+    run = find_run(config.runs[0], root)
+    events = read_events(run)
+    if not events:
+        raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
+    for line in describe(events):
+        say(line)
+    path = Path(config.output) if config.output else RunFolder(run).lineage_picture
+    _require_matplotlib()
+    _save(draw_lineage(events), path)
+    say(f"drawn: {path}")
+    return 0
+
+
+def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
+    """Group runs with equal flags except the seed; label each group with its differing flags."""
+    groups: list[list[RunCurve]] = []
     for curve in curves:
         for group in groups:
             if not set(differing_flags([group[0].flags, curve.flags])) - ASIDE:
@@ -92,7 +123,7 @@ def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
         else:
             groups.append([curve])
     names = [name for name in differing_flags([group[0].flags for group in groups]) if name not in ASIDE]
-    labels: dict[str, list[Curve]] = {}
+    labels: dict[str, list[RunCurve]] = {}
     for group in groups:
         label = _label(group, names)
         name = group[0].name
@@ -103,7 +134,7 @@ def group_runs(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
 
 
 def band_of(curves: Sequence[Sequence[Point]], axis: Axis) -> Band | None:
-    """Return the middle and the spread of several curves; None if there is no place that all have reached."""
+    """Return the middle and the spread of several curves; None without a common range."""
     start = max(curve[0].at(axis) for curve in curves)
     end = min(curve[-1].at(axis) for curve in curves)
     if not start < end:
@@ -117,7 +148,7 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis) -> Band | None:
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Return the mean of the middle half of sorted values [N, X] for each X; those at its edges count in part."""
+    """Return the mean of the middle half of sorted values [N, X] for each X; values at the edges count in part."""
     count = len(values)
     edges = np.arange(count + 1)
     weight = np.clip(np.minimum(edges[1:], 0.75 * count) - np.maximum(edges[:-1], 0.25 * count), 0, None)
@@ -125,21 +156,20 @@ def interquartile_mean(values: Array) -> Array:
     return mean
 
 
-def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
+def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> None:
     """Write the picture.
 
     Raises:
         UsageError: matplotlib is missing, or the file cannot be written.
     """
-    if find_spec("matplotlib") is None:
-        raise UsageError("drawing needs matplotlib: pip install appo[plots]")
+    _require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(7.2, 4.2), dpi=130, layout="constrained")
     axes = figure.add_subplot()
     for number, (name, curves) in enumerate(groups.items()):
-        label = f" {name}" if name.startswith("_") else name  # matplotlib leaves out what begins with that
+        label = f" {name}" if name.startswith("_") else name  # matplotlib omits labels that begin with an underscore
         _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
     envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
     axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)
@@ -155,6 +185,11 @@ def draw(groups: Mapping[str, Sequence[Curve]], axis: Axis, path: Path) -> None:
     _save(figure, path)
 
 
+def _require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise UsageError('drawing needs matplotlib: pip install "appo[plots]"')
+
+
 def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, label: str, colour: str) -> None:
     band = band_of(curves, axis) if len(curves) > 1 else None
     width, alpha = (1.8, 1.0) if band is None else (0.6, 0.35)
@@ -167,8 +202,8 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, lab
         axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
-    """Return the flags that tell a group from the others, and the meaning of its line."""
+def _label(group: Sequence[RunCurve], names: Sequence[str]) -> str:
+    """Return the differing flags of a group, and the meaning of the line."""
     flags = group[0].flags
     parts = [f"{name}={words_of(flags.get(name))}" for name in names[:MOST_IN_LABEL]]
     if len(names) > MOST_IN_LABEL:
@@ -180,11 +215,10 @@ def _label(group: Sequence[Curve], names: Sequence[str]) -> str:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Write the file in one step, so that a reader sees the old or the new one."""
     with replaced_when_whole(path) as temporary:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(temporary, format=path.suffix[1:] or "png")
-        except ValueError as error:  # a format it does not know
+        except ValueError as error:  # an unknown format
             raise UsageError(f"cannot write {shown(str(path))}: {error}") from None

@@ -1,23 +1,17 @@
-"""The checks of `appo selftest` find what they are for; that runs pass them is the business of tests/chaos."""
+"""The checks of tests/chaos find what they are for."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from appo.algorithms.cli import parse, run_command
-from appo.algorithms.tools.selftest.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
-from appo.algorithms.tools.selftest.killer import zombies_of
-from appo.algorithms.tools.selftest.selftest import Outcome
 from appo.utils import checkpoint_files
-from appo.utils.command_line import own_command
+from tests.chaos.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
+from tests.chaos.killer import zombies_of
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
 
 TOTALS = {
@@ -77,17 +71,6 @@ def test_zombies_are_found() -> None:
     assert child.pid not in zombies_of(own)
 
 
-def test_a_line_per_promise() -> None:
-    assert Outcome("it holds", [], "as seen").line() == f"pass  {'it holds':44}  as seen"
-    assert Outcome("it holds", ["a", "b"], "as seen").line().endswith("  a; b")
-
-
-def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse("selftest", ["--kills=7", "--seed=3"])[0].kills == 7
-    assert run_command(lambda: parse("selftest", ["--kils=7"])[0].kills) == 2
-    assert capsys.readouterr().err == "error: unknown flag --kils; did you mean --kills?\n"
-
-
 class TestWitness:
     """Three steps of two columns: in the second an episode ends, after which a step only resets."""
 
@@ -114,58 +97,3 @@ class TestWitness:
     def test_traces_are_exact_in_float32(self) -> None:
         seen = np.array([1.0, (2**24 - 1) * SCALE, 123456 * SCALE, 8 * SCALE], np.float32)
         assert traces(seen).tolist() == [2**24 - 1, 123456, 8]
-
-
-DEADLINE_SECONDS = 100.0
-
-
-def processes_with(text: str) -> list[int]:
-    """Return living processes in whose environment a text stands."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if text.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("selftest", "--kills=1000"),
-        ("launch", "--name=a", "--", "--env=toy/Corridor-v0", "--inference=central", "--num_workers=2"),
-    ],
-    ids=["selftest", "launch"],
-)
-def test_a_command_that_is_ended_takes_its_runs_with_it(
-    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
-) -> None:
-    if words[0] == "launch" and number == signal.SIGHUP:
-        pytest.skip("training goes on when its terminal is closed")
-    marker, temporary = f"TMPDIR={tmp_path}/tmp", tmp_path / "tmp"
-    temporary.mkdir()
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    command = subprocess.Popen(
-        own_command(words), cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_until(lambda: any('"training"' in status.read_text() for status in tmp_path.glob("**/status.json")))
-        assert len(processes_with(marker)) > 3
-        command.send_signal(number)
-        # A launch lets its runs save.
-        assert command.wait(DEADLINE_SECONDS) == (143 if words[0] == "launch" and number == 15 else -number)
-        wait_until(lambda: not processes_with(marker))
-    finally:
-        for pid in processes_with(marker):
-            os.kill(pid, signal.SIGKILL)
-    left = {path.name.rpartition("-")[0] for path in temporary.glob("appo-selftest-*")}
-    assert left == ({"appo-selftest"} if words[0] == "selftest" and number == signal.SIGKILL else set())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

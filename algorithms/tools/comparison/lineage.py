@@ -1,43 +1,21 @@
-"""`appo lineage` shows who copied whom in a run, in words and as a picture. It needs no torch, but matplotlib."""
+"""The decisions about the policies of a run, in words and as a picture: who copied whom, and who mutated."""
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appo.algorithms.population.lineage import Event, numbers_of, read_events
-from appo.algorithms.run.folder import find_run
-from appo.algorithms.tools.flags import LineageConfig
-from appo.utils.command_line import say
-from appo.utils.errors import UsageError
-from appo.utils.files import replaced_when_whole
-from appo.utils.run_folder import LINEAGE_FILE, RunFolder
+from appo.algorithms.population.lineage import Event, numbers_of
 from appo.utils.values import is_number, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INCHES_PER_LANE = 0.45
 PANEL_INCHES = 1.2
 
 
-def lineage(config: LineageConfig) -> int:
-    """Print the decisions of a run, and draw them; return the exit code.
-
-    Raises:
-        UsageError: there is no such run, it has no lineage, or matplotlib is not installed.
-    """
-    run = find_run(config.run, Path(config.train_dir, config.experiments_root))
-    events = read_events(run)
-    if not events:
-        raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
-    for line in describe(events):
-        say(line)
-    path = Path(config.output) if config.output else RunFolder(run).lineage_picture
-    draw(events, path)
-    say(f"drawn: {path}")
-    return 0
-
-
 def describe(events: Sequence[Event]) -> list[str]:
-    """Return a line for every copy and mutation, and one for all."""
+    """Return a line for every copy and mutation, and a summary."""
     lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
     counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
     back = sum(event.state == "taken back" for event in events)
@@ -63,27 +41,17 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if is_number(value) else shown(value)
 
 
-def draw(events: Sequence[Event], path: Path) -> None:
-    """Draw lanes of policies over their env steps, arrows where one is copied, below it every number that changed.
-
-    Raises:
-        UsageError: matplotlib is not installed or knows no such kind of picture, or the file cannot be written.
-    """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise UsageError("the picture needs matplotlib: pip install appo[plots]") from None
-    mpl.use("agg")
-    from matplotlib import pyplot
+def draw_lineage(events: Sequence[Event]) -> "Figure":
+    """Draw a lane per policy over env steps, arrows for copies, and below each number that changed."""
+    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
     names = _changing_names(done)
     heights = [INCHES_PER_LANE * len(policies) + 0.8, *(PANEL_INCHES for _ in names)]
-    figure, axes = pyplot.subplots(
-        len(heights), 1, figsize=(9, sum(heights) + 0.6), height_ratios=heights, sharex=True, squeeze=False
-    )
+    figure = Figure(figsize=(9, sum(heights) + 0.6), dpi=110)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)
     colors = {policy: f"C{i % 10}" for i, policy in enumerate(policies)}
     _lanes(axes[0][0], done, policies, colors)
     for axis, name in zip(axes[1:, 0], names, strict=True):
@@ -91,17 +59,11 @@ def draw(events: Sequence[Event], path: Path) -> None:
     axes[-1][0].set_xlabel("env steps of the policy")
     axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.tight_layout()
-    try:
-        with replaced_when_whole(path) as temporary:
-            figure.savefig(temporary, dpi=110, format=path.suffix[1:] or "png")
-    except ValueError as error:
-        raise UsageError(f"cannot draw {path}: {error}") from None
-    finally:
-        pyplot.close(figure)
+    return figure
 
 
 def _changing_names(events: Sequence[Event]) -> list[str]:
-    """Return the names of the numbers that are not the same in all events."""
+    """Return the names of numbers that differ between events."""
     seen: dict[str, set[float]] = {}
     for event in events:
         for name, value in numbers_of(event.after).items():
@@ -110,7 +72,7 @@ def _changing_names(events: Sequence[Event]) -> list[str]:
 
 
 def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
-    """Draw a lane of each policy, a dot per mutation, an arrow per copy with the scores of both."""
+    """Draw a lane per policy, a dot per mutation, and an arrow per copy with the score of the source."""
     lanes = {policy: -i for i, policy in enumerate(policies)}
     for policy, lane in lanes.items():
         own = [event.env_steps for event in events if event.policy == policy]
@@ -125,7 +87,7 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
             axis.annotate("", xy=(event.env_steps, lane), xytext=source, arrowprops=arrow)
             score = event.scores.get(str(event.source))
             text = "" if score is None else f"{score:.3g}"
-            head = (event.env_steps, lane)  # where no other arrow ends, while one policy may be copied by many at once
+            head = (event.env_steps, lane)  # at the head: several arrows may leave the same source
             axis.annotate(text, head, fontsize=7, xytext=(4, 4), textcoords="offset points", color=colors[event.source])
     axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
     axis.set_ylim(-len(lanes) + 0.4, 0.6)
@@ -135,7 +97,7 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
 
 
 def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
-    """Draw a number over env steps, for each policy; logarithmic where it spans more than a factor of ten."""
+    """Draw a number over env steps for each policy; on a log scale if the range exceeds a factor of ten."""
     everything: list[float] = []
     for policy, color in colors.items():
         points = [

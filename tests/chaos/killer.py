@@ -100,7 +100,7 @@ class Killer:
         self.marker, self.main, self.saves, self.only = marker, main, saves, only
         self.kills: list[str] = []
         self.longest_recovery_seconds = 0.0
-        self._rng = random.Random(seed)  # noqa: S311 (no secret)
+        self._rng = random.Random(seed)
         self._unasked: set[int] = set()  # main asks for their exit codes when it starts the next process
 
     def kill_burst(self, kills: int) -> None:

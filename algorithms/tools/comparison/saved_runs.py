@@ -1,0 +1,83 @@
+"""Runs as stored in their folders: flags, state and curve."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from appo.algorithms.run.algorithms import DEFAULT, flag_table
+from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.summary import summary
+from appo.algorithms.run.trust import LOOKED_AT, Reading
+from appo.algorithms.runtime.monitor.curves import Point, read_curve
+from appo.utils.command_line import complain
+from appo.utils.errors import AppoError
+from appo.utils.values import shown
+
+LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
+"""Flags that differ between any two runs."""
+
+Read = TypeVar("Read")
+
+
+class ComparedRun(NamedTuple):
+    """A run to be compared.
+
+    Attributes:
+        name: name on the command line.
+        flags: flags of the last start.
+        state: finished, crashed, ...
+        curve: mean return.
+        last_return: mean return of the last episodes.
+    """
+
+    name: str
+    flags: Mapping[str, object]
+    state: str
+    curve: Sequence[Point]
+    last_return: float | None = None
+
+
+def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]) -> list[Read]:
+    """Read runs by name and folder; leave out unreadable runs with a warning.
+
+    Raises:
+        AppoError, OSError: no run can be read; the first error.
+    """
+    found, failed = [], dict[str, AppoError | OSError]()
+    for name, directory in directories.items():
+        try:
+            found.append(read(name, directory))
+        except (AppoError, OSError) as error:
+            failed[name] = error
+    if not found:
+        raise next(iter(failed.values()))
+    for name, why in failed.items():
+        complain(f"warning: {shown(name)} is left out: {' '.join(str(why).split())}\n")
+    return found
+
+
+def read_run(name: str, directory: Path) -> ComparedRun:
+    """Read a run from its directory."""
+    said = summary(directory)
+    state, last = (said.state, said.last_return) if said else ("unknown", None)
+    return ComparedRun(name, flags_of_run(directory), state, read_curve(directory), last)
+
+
+def flags_of_run(directory: Path) -> dict[str, object]:
+    """Return the flags of the last start of a run, defaults for flags that the run lacks."""
+    return default_flags(directory) | saved_flags(directory)
+
+
+def default_flags(directory: Path) -> dict[str, object]:
+    """Return every flag of a run with the default, as in JSON."""
+    reading = Reading.of(directory)
+    # The algorithm of a stranger is not imported, so flags of the algorithm have no defaults.
+    table = flag_table(DEFAULT if reading.refusal(LOOKED_AT) else str(reading.content.get("algo", DEFAULT)))
+    return {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in table.flags.items()}
+
+
+def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names of flags that differ between runs, except `LOCATION_FLAGS`."""
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
+    missing = object()
+    return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
