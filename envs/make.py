@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from types import ModuleType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,24 +27,18 @@ from appo.envs.agents import pettingzoo
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import one_line, reraise
-from appo.envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
-from appo.envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
+from appo.envs.families import envpool
+from appo.envs.family import Adapter, Family, VectorAdapter
+from appo.envs.loop.env_set import RAISE, EnvSet, OnFailure, SingleEnv
 from appo.envs.names import registered_with_gym, suggestion
 from appo.envs.precision import may_lose, watched
 from appo.envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
 from appo.envs.spec import EnvSpec, GroupEnv
 from appo.envs.toys.toy import register_toys
-from appo.envs.vector import AnyVectorEnv, GymVector, random_steps
-from appo.envs.wrappers import (
-    RepeatAction,
-    as_flags_ask,
-    know_actions_sooner,
-    make_registered,
-    stack_frames,
-    vector_as_flags_ask,
-    with_masks_of_method,
-    with_masks_of_methods,
-)
+from appo.envs.vectors.gym_vector import AnyVectorEnv, GymVector, random_steps
+from appo.envs.wrappers.flags import as_flags_ask, vector_as_flags_ask
+from appo.envs.wrappers.making import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from appo.envs.wrappers.masks_of_method import with_masks_of_method, with_masks_of_methods
 from appo.utils.errors import (
     CannotBeDrawn,
     EnvironmentFailure,
@@ -61,33 +53,10 @@ from appo.utils.values import nearest, printable
 Factory = Callable[..., Any]
 
 
-@runtime_checkable
-class Adapter(Protocol):
-    """A module of `envs.families`."""
-
-    FAMILY: Family
-
-    def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> SingleEnv:
-        """Make one environment; `arguments` are those of the flags --env_kwargs and of rendering."""
-        ...
-
-
-@runtime_checkable
-class VectorAdapter(Adapter, Protocol):
-    """A module of a family that has vector entry points."""
-
-    def vector_arguments(self, config: EnvConfig, registration: Registration) -> dict[str, Any]:
-        """Return the arguments of the vector entry point that stand for the flags."""
-        ...
-
-
-def _load_families() -> dict[Family, Adapter | None]:
-    adapters = [cast(Adapter, importlib.import_module(name)) for name in families.adapter_names()]
-    return {**{adapter.FAMILY: adapter for adapter in adapters}, **dict.fromkeys(families.WITHOUT_ADAPTER)}
-
-
-FAMILIES = _load_families()
-"""All families, with the adapter of those that have one."""
+FAMILIES: dict[Family, Adapter | None] = {
+    module.FAMILY: module if isinstance(module, Adapter) else None for module in families.modules().values()
+}
+"""All families, with the module if the module makes the environments."""
 
 CONSTRUCTOR_FLAGS = {
     "env_frameskip": ("frameskip", "frame_skip"),
@@ -111,30 +80,6 @@ def check_name(config: EnvConfig) -> None:
         UsageError: there is no such module, attribute or id (with the nearest ids), or its package is not installed.
     """
     _resolve(config.env)
-
-
-def harmful_arguments(name: str, arguments: Mapping[str, object]) -> list[str]:
-    """List the arguments of an environment that a run of a stranger may not set; nothing is imported or made.
-
-    Args:
-        name: of the environment, as the flag has it.
-        arguments: of its constructor.
-    """
-    harmless = {**OF_ALL, **_harmless_arguments(name)}
-    return [word for word, value in arguments.items() if not is_harmless(harmless, word, value)]
-
-
-def _harmless_arguments(name: str) -> Harmless:
-    register_toys()
-    if pettingzoo.ID.fullmatch(name):
-        return pettingzoo.HARMLESS
-    registered = gymnasium.registry.get(name)
-    entry_point = registered.entry_point if registered is not None else ""
-    if not isinstance(entry_point, str):  # a class that a plug-in has registered
-        entry_point = f"{getattr(entry_point, '__module__', '')}."
-    of_families = (family.harmless for family in FAMILIES if family.is_adapted(name, entry_point))
-    elsewhere = (harmless for begin, harmless in ALWAYS_THERE.items() if re.match(begin, entry_point))
-    return next(chain(of_families, elsewhere), {})
 
 
 def make_group(

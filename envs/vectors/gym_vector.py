@@ -7,30 +7,24 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from appo.envs.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
-from appo.envs.conversion import (
-    ActionConverter,
-    FiniteCheck,
-    ObservationWriter,
-    failure_of,
-    one_line,
-    require_info,
-    reraise,
-)
-from appo.envs.env_set import RAISE, OnFailure
+from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info, reraise
+from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
-from appo.envs.journal import NOBODY, Journal
+from appo.envs.loop.env_set import RAISE, OnFailure
 from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
-from appo.envs.wrappers import VectorMasksOfMethod, layers, own_normalization
+from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
+from appo.envs.vectors.recorder import VectorRecorder
+from appo.envs.wrappers.making import layers
+from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
+from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, UsageError, format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -360,67 +354,3 @@ def random_steps(
         masks = obs[MASK_KEY].reshape(num_rows, -1) > 0 if spec.action_mask else [None] * num_rows
         group.step(np.concatenate([random_action(spec.action, mask, random) for mask in masks]), row)
     return obs
-
-
-# Records what a vector of environments is asked to do, and how that ends.
-
-
-class VectorRecorder:
-    """Entered whenever the code of a vector runs; what comes out of it is raised as a failure of the environment.
-
-    Args:
-        name: the environment's name in messages.
-        on_failure: where is written what led to a failure, and where that outlives the process.
-    """
-
-    def __init__(self, name: str, on_failure: OnFailure) -> None:
-        memory = on_failure.memory
-        self._name, self._incidents = name, on_failure.incidents
-        self._journal = Journal(len(memory.begun), memory, together=True) if memory else None
-
-    def making(self) -> Self:
-        """For making the vector."""
-        if self._journal is not None:
-            self._journal.place = "init"
-        return self
-
-    def resetting(self, seeds: Sequence[int]) -> Self:
-        """For the first reset of all its environments."""
-        if self._journal is not None:
-            for index, seed in enumerate(seeds):
-                self._journal.begins(index, int(seed), None)
-        return self
-
-    def stepping(self, action: Array) -> Self:
-        """For a step with action [R, A]."""
-        if self._journal is not None:
-            self._journal.add(action)
-        return self
-
-    def closes(self) -> None:
-        """It is about to be closed, which is the last that is done to it."""
-        if self._journal is not None:
-            self._journal.enters(0, "close")
-
-    def __enter__(self) -> Self:
-        if self._journal is not None:
-            self._journal.inside[0] = 0
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._fail(error)
-        if self._journal is not None:
-            self._journal.enters(NOBODY, "step")
-
-    def _fail(self, error: BaseException) -> None:
-        """Raise what came out of the vector in one line, and write what led to it."""
-        failure = failure_of(self._name, error)
-        if failure is None:
-            return
-        if self._journal is not None and self._incidents is not None:
-            self._incidents.write(-1, failure, self._journal.story_of_all())
-        if failure is not error:
-            raise failure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import warnings
@@ -19,6 +18,7 @@ import numpy as np
 from appo.envs.conversion import failure_of, one_line, require_info, reraise
 from appo.envs.incidents import IncidentFolder, random_state
 from appo.envs.journal import Journal, JournalMemory
+from appo.envs.loop.reward_shaping import default_reward_shaping, set_reward_shaping
 from appo.envs.masks import BY_METHOD, METHOD
 from appo.envs.spaces import (
     AS_THEY_ARE,
@@ -304,45 +304,6 @@ class EnvSet:
         self._has_shown_cause = self._has_shown_cause or cause is not None  # a failure may have none
         log.warning("env %d is made again: %s%s", index, failure, more, exc_info=cause)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
-
-
-# Environments whose rewards have coefficients that training may change: where they are found and how they are set.
-#
-# Such an environment, or a wrapper around it, has `get_default_reward_shaping()`, which returns a dict of numbers
-# (dicts and lists of them are taken too), and `set_reward_shaping(shaping, agent)`, which rewards an agent by such a
-# dict from then on.
-
-
-GETTER, SETTER = "get_default_reward_shaping", "set_reward_shaping"
-
-
-def default_reward_shaping(env: gymnasium.Env[Any, Any], name: str) -> dict[str, Any]:
-    """The coefficients of an environment as JSON values; {} where it has none that can be set.
-
-    Raises:
-        EnvironmentFailure: it raised, or they are no dict of numbers.
-    """
-    if not (env.has_wrapper_attr(GETTER) and env.has_wrapper_attr(SETTER)):
-        return {}
-    try:
-        found = env.get_wrapper_attr(GETTER)()
-    except BaseException as error:
-        reraise(name, error)
-    try:
-        plain = json.loads(json.dumps(found, allow_nan=False, default=lambda number: number.item()))
-    except (TypeError, ValueError, AttributeError):
-        plain = None
-    if not isinstance(plain, dict):
-        raise SpaceMismatch(f"{name}: {GETTER} must return a dict of finite numbers")
-    return plain
-
-
-def set_reward_shaping(env: gymnasium.Env[Any, Any], name: str, agent: int, shaping: Mapping[str, Any]) -> None:
-    """Reward an agent of an environment by these coefficients from now on."""
-    try:
-        env.get_wrapper_attr(SETTER)(dict(shaping), agent)
-    except BaseException as error:
-        reraise(name, error)
 
 
 class ShapedRows:

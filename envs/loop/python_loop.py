@@ -8,21 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from appo.envs.conversion import (
-    ActionConverter,
-    FiniteCheck,
-    ObservationWriter,
-    one_line,
-    require_info,
-)
-from appo.envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
+from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info
+from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.journal import NOBODY
+from appo.envs.loop.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from appo.envs.masks import ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
 from appo.envs.spaces import AS_THEY_ARE, ActionForm
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
-from appo.envs.wrappers import own_normalization
+from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 
