@@ -113,7 +113,7 @@ class PythonLoop(ShapedRows):
         """
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
-        plain, inside = obs.get(SINGLE_KEY), self._inside
+        plain, inside, least, largest = obs.get(SINGLE_KEY), self._inside, LEAST, LARGEST
         self._prepare(action, row)
         episodes: list[EpisodeStats] | None = None
         failed: dict[int, EnvironmentFailure] = {}
@@ -126,10 +126,10 @@ class PythonLoop(ShapedRows):
                     observation, info = self._envs.begin(index, None)
                 else:
                     observation, paid, terminated, truncated, info = step(actions[index])
-                    is_plain = type(paid) in NUMBERS and LEAST <= paid <= LARGEST
-                    reward[index] = paid if is_plain else self._paid(index, paid)
-                    goes_on = terminated is False and truncated is False  # as most steps say it
-                    if not goes_on and self._end(index, row, terminated, truncated):
+                    is_number = type(paid) is float or type(paid) in NUMBERS
+                    reward[index] = paid if is_number and least <= paid <= largest else self._paid(index, paid)
+                    may_end = terminated is not False or truncated is not False  # most steps return False twice
+                    if may_end and self._end(index, row, terminated, truncated):
                         require_info(self.name, "step", info)
                         stats = self.infos.stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
@@ -142,7 +142,7 @@ class PythonLoop(ShapedRows):
                     self._read(info, row, index)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, _explained(self.name, error), self._num_steps)
-        odd = self._odd(row, ended)
+        odd = self._finite(obs, reward) if self._masks is None else self._odd(row, ended)
         if failed or odd:
             self._replace_failed(failed, odd, row)
             episodes = [one for one in episodes or () if not row.first[one.row]]

@@ -60,12 +60,12 @@ class Ends:
 
     Attributes:
         count: ends of rows so far.
-        is_declared: as given.
+        is_declared, is_trusted: as given.
     """
 
     def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool, is_trusted: bool = False) -> None:
         self.count = 0
-        self._name, self._mode, self.is_declared, self._is_trusted = name, mode, is_declared, is_trusted
+        self._name, self._mode, self.is_declared, self.is_trusted = name, mode, is_declared, is_trusted
         self._firsts: Mapping[str, Array] = {}
         self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
         self._odd: BoolArray | None = None  # rows whose next step tells whether their end was one of another mode
@@ -77,9 +77,9 @@ class Ends:
         self._firsts, self._odd = {key: array.copy() for key, array in obs.items()}, None
 
     def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
-        """Refuse rewards [R] and ends [R] of NEXT_STEP in the step of rows that `ended` [R] in the one before."""
+        """Refuse rewards [R] and ends [R] of NEXT_STEP in the step after an end, of the rows `ended` [R]."""
         odd = ended & ((np.abs(reward) > 0) | ends)
-        if odd.any() and not self._is_trusted:
+        if np.count_nonzero(odd):
             row = int(np.flatnonzero(odd)[0])
             text = f"env {row} got a reward, or ended, in the step after an end, which must only reset it"
             self._refuse(text, same_step=bool(self._had_final[row]))
@@ -88,13 +88,13 @@ class Ends:
         self, shown: Mapping[str, Array], ended: BoolArray, final: Mapping[str, Array], given: BoolArray
     ) -> None:
         """Compare what rows show that ended with the final observations of infos, which are there of `given` ones."""
-        self.count += int(ended.sum())
+        self.count += int(np.count_nonzero(ended))
         is_same = self._mode is AutoresetMode.SAME_STEP
-        if self._is_trusted or (is_same and self._is_believed):
+        if self.is_trusted or (is_same and self._is_believed):
             return
         self._had_final = given
-        differs = given & ~_equal(shown, final) if given.any() else given
-        if not is_same and differs.any():
+        differs = given & ~_equal(shown, final) if np.count_nonzero(given) else given
+        if not is_same and np.count_nonzero(differs):
             text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
             self._refuse(text, same_step=True)
         if not self._is_believed:

@@ -80,7 +80,7 @@ class GymVector:
         trusted = type(self._env.unwrapped).__module__.startswith("gymnasium.")  # its vectors do what they declare
         self.ends = Ends(name, self._mode, is_declared=is_declared, is_trusted=trusted)
         self._final_obs = self._observations.empty(self.num_rows)
-        self._ended = np.zeros(self.num_rows, np.bool_)
+        self._ended, self._num_ended = np.zeros(self.num_rows, np.bool_), 0  # in the step before
         self._counts_frames = False  # once infos say how many frames a step took, all of them are written
         if self._mode is AutoresetMode.DISABLED:
             verify_partial_reset(self)
@@ -102,7 +102,7 @@ class GymVector:
             require_info(self.name, "reset", infos)
             self._observations.write_batch(obs, observation)
             self.ends.begin(obs)
-            self._ended = np.zeros(self.num_rows, np.bool_)
+            self._ended, self._num_ended = np.zeros(self.num_rows, np.bool_), 0
             self._write_masks(obs, infos, ~self._ended)
             self._check_masks(obs)
             self._require_finite(obs, np.zeros(self.num_rows, np.float32))
@@ -116,24 +116,28 @@ class GymVector:
         """
         with self._recorder.stepping(action):
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
-            require_info(self.name, "step", infos)
-            infos = gathered(self._env, infos)
-            self._write_outcome(row, reward, terminated, truncated)
-            self._write_frames(row, infos)
+            if type(infos) is not dict:
+                require_info(self.name, "step", infos)
+            infos = gathered(self._env, infos) if infos else infos
+            ends = self._write_outcome(row, reward, terminated, truncated)
+            if infos or self._counts_frames:
+                self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again.
-            ends = bool(self._ended.any())
             episodes = self._episodes(infos) if ends and infos else ()
-            self._write_masks(row.obs, infos, ~self._ended)
+            if infos or self._masks is not None:
+                self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
             if self.spec.same_step and ends:
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
-                self.ends.look(row.obs)
+                if not self.ends.is_trusted:
+                    self.ends.look(row.obs)
                 if ends:
-                    self._compare(row.obs, self._final_obs, infos)
-            self._write_masks(row.obs, infos_of_restarted, self._ended)
-            self._check_masks(row.obs)
+                    self._verify(row.obs, infos)
+            if infos_of_restarted or self._masks is not None:
+                self._write_masks(row.obs, infos_of_restarted, self._ended)
+                self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)
             if row.has_final is not None and row.has_final.any():
                 self._require_finite(row.final_obs, row.reward, row.has_final)
@@ -157,8 +161,8 @@ class GymVector:
             text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
             warnings.warn(text, stacklevel=2)
 
-    def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Write first, reward, terminated and truncated, and remember the rows that ended."""
+    def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> int:
+        """Write first, reward, terminated and truncated; return how many rows ended."""
         write_rewards(self.name, reward, row.reward)
         row.terminated[:] = truths_of(self.name, "terminated", terminated, self.num_rows)
         # Both at once: terminated.
@@ -168,13 +172,17 @@ class GymVector:
             row.first[:] = self._ended
             if row.has_final is not None:
                 row.has_final[:] = row.truncated
-            return
+            self._num_ended = int(np.count_nonzero(self._ended))
+            return self._num_ended
         row.first[:] = self._ended
-        if self._ended.any():
-            self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
+        if self._num_ended:
+            if not self.ends.is_trusted:
+                self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
             row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
+        self._num_ended = int(np.count_nonzero(self._ended))
+        return self._num_ended
 
     def _write_frames(self, row: StepRow, infos: Mapping[str, Any]) -> None:
         """Write the frames behind every step; what SAME_STEP says of a last step stands in `final_info`."""
@@ -229,7 +237,7 @@ class GymVector:
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
-            self._compare(row.final_obs, self._final_obs, infos)
+            self._verify(row.final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
             require_info(self.name, "reset", infos)
             self._observations.write_batch(row.obs, observation)
@@ -246,6 +254,13 @@ class GymVector:
             )
         return infos
 
+    def _verify(self, shown: dict[str, Array], infos: Mapping[str, Any]) -> None:
+        """Count the rows that ended, and compare what the rows show with the final observations in infos, if any."""
+        if self.ends.is_trusted:
+            self.ends.count += self._num_ended
+        else:
+            self._compare(shown, self._final_obs, infos)
+
     def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
         """Write the final observations that infos hold, and compare them with what ended rows show.
 
@@ -254,7 +269,7 @@ class GymVector:
         Returns:
             Of which rows there are any, [R].
         """
-        final, mask = final_obs_in(infos)
+        final, mask = final_obs_in(infos) if infos else (None, False)
         given: BoolArray = self._ended & np.asarray(mask, np.bool_)
         if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
             given &= np.array([one is not None for one in final])
