@@ -1,4 +1,4 @@
-"""Between what environments exchange and what is stored: actions out, observations and statistics in."""
+"""Conversion between environments and storage: actions out, observations and statistics in."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ BatchConverter = Callable[[Array], Any]
 log = logging.getLogger(__name__)
 
 LACKING = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
-"""What Python says of a `reset` as environments of old gym have it."""
+"""Python's error about a `reset` in the style of old gym."""
 
 
 def reraise(name: str, error: BaseException) -> NoReturn:
-    """Raise what came out of an environment's code as an `EnvironmentFailure` of one line.
+    """Raise an error from an environment's code as an `EnvironmentFailure` of one line.
 
     Errors that already are one line for the user pass, and so does a Ctrl-C.
     """
@@ -77,11 +77,7 @@ def one_line(error: BaseException) -> str:
 
 
 def require_info(name: str, where: str, info: object) -> None:
-    """Refuse an info that is none, of `reset` or `step`.
-
-    Raises:
-        SpaceMismatch: it is no dict.
-    """
+    """Refuse an info of `reset` or `step` that is no dict (SpaceMismatch)."""
     if not isinstance(info, Mapping):
         returned = f"({'observation' if where == 'reset' else 'observation, reward, terminated, truncated'}, info)"
         raise SpaceMismatch(
@@ -90,13 +86,13 @@ def require_info(name: str, where: str, info: object) -> None:
 
 
 class ActionUnits:
-    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass as they are.
+    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass unchanged.
 
     Args:
-        action: what is stored.
+        action: spec of the stored action.
 
     Attributes:
-        differ: whether there is anything to do.
+        differ: whether any value changes.
     """
 
     def __init__(self, action: ActionSpec):
@@ -120,14 +116,14 @@ class ActionUnits:
 
 
 class ActionConverter:
-    """Turns stored actions [R, A] into what an environment's action space describes.
+    """Turns stored actions [R, A] into actions of an environment's action space.
 
-    Real numbers are scaled, and clipped to the bounds, for the environment only: the stored action, as the policy drew
-    it, is the one whose log-probability was recorded.
+    Real numbers are scaled, and clipped to the bounds, for the environment only: the recorded log-probability is of the
+    stored action, as the policy drew it.
 
     Args:
-        space: of the environment.
-        action: how its actions are stored; None: in the units of the environment.
+        space: action space of the environment.
+        action: spec of the stored actions; None: stored in the units of the environment.
     """
 
     def __init__(self, space: Space, action: ActionSpec | None = None):
@@ -185,21 +181,21 @@ def _rows_of_dict(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 class ObservationWriter:
-    """Writes observations into slot rows; refuses what the observation space does not describe.
+    """Writes observations into slot rows; refuses observations outside the observation space.
 
-    A float written into a uint8 row would be cut to 0 silently and a wrong shape would be broadcast, so both the kind
-    of the type and the shape are checked on every write.
+    numpy would silently cut a float for a uint8 row to 0, and broadcast a wrong shape. Every write therefore checks the
+    kind of the type and the shape.
 
     Args:
-        name: Of the environment in messages.
-        space: Of the observations.
-        action_space: Whose parts a mask of several parts stands for; needed only where observations show such a mask.
+        name: name of the environment in messages.
+        space: observation space.
+        action_space: action space, for a mask of several parts; needed only if observations contain such a mask.
 
     Attributes:
-        space: of the observations.
-        precision: told of everything that is written, if it is there; then nothing may pass by as plain.
-        plain_shape, plain_types: An array of this shape and one of these type characters may be assigned to a row of
-            the only key as it is; MuJoCo shows float64, which is stored as float32.
+        space: observation space.
+        precision: observer of all written numbers, or None; with an observer no array may bypass `write_row`.
+        plain_shape, plain_types: shape and type characters of arrays that may be assigned to a row of the only key
+            directly; MuJoCo's float64 is stored as float32.
     """
 
     def __init__(self, name: str, space: Space, action_space: Space | None = None):
@@ -224,7 +220,7 @@ class ObservationWriter:
             self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, "same_kind"))
 
     def empty(self, num_rows: int) -> dict[str, Array]:
-        """Arrays [R, *] of zeros, as a slot holds them."""
+        """Arrays [R, *] of zeros, as in a slot."""
         return {key: np.zeros((num_rows, *spec.shape), spec.dtype) for key, spec in self.specs.items()}
 
     def write_row(self, out: dict[str, Array], row: int, observation: Any) -> None:
@@ -258,7 +254,7 @@ class ObservationWriter:
                 self._write(key, copy, target[row : row + 1], source[row : row + 1], (1, *shape))
 
     def _array(self, key: str, value: Any) -> Array:
-        """Return what one row shows under a key as an array; a mask of several parts as one vector."""
+        """Return a row's value under a key as an array; a mask of several parts as a single vector."""
         if key != MASK_KEY or self._mask_form is None:
             return _as_array(value)
         try:
@@ -330,7 +326,7 @@ def _as_array(value: Any) -> Array:
 
 
 def _row_of_parts(batch: Any, row: Any) -> Any:
-    """Return one row of what is batched part by part, as a vector shows a Dict or Tuple."""
+    """Return one row of a value that is batched part by part, as in a vector's Dict or Tuple."""
     if isinstance(batch, Mapping):
         return {key: _row_of_parts(part, row) for key, part in batch.items()}
     return tuple(_row_of_parts(part, row) for part in batch) if isinstance(batch, tuple) else batch[row]
@@ -375,7 +371,7 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
 
 
 def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return what the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
+    """Return one row of the batched infos of a vector environment, by gymnasium's "_key" masks."""
     picked: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
@@ -390,7 +386,7 @@ def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 
 @np.errstate(over="ignore")  # a loss that is not finite makes no step
 def scale_rewards(reward: Array, factor: float, limit: float) -> None:
-    """Multiply rewards in place, as `--reward_scale` says, then clip them to a limit, which is none if it is 0."""
+    """Multiply rewards in place by `--reward_scale`, then clip to a limit; 0: no limit."""
     if factor != 1.0:
         np.multiply(reward, factor, out=reward)
     if limit:

@@ -16,7 +16,7 @@ from appo.utils.values import ABSURD
 log = logging.getLogger(__name__)
 
 _huge: set[tuple[str, str]] = set()
-"""Environments and keys of observations of which this process has said that they are huge."""
+"""Environments and keys of observations about which the process has logged that they are huge."""
 
 
 class FiniteCheck:

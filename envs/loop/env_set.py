@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SingleEnv = gymnasium.Env[Any, Any]
 
 Begun = tuple[Any, Any]
-"""The first observation of an episode and its info; of several agents, lists of them."""
+"""The first observation of an episode and the info; of several agents, lists of both."""
 
 PERIOD_STEPS = 1000
 
@@ -55,12 +55,12 @@ LINE_SECONDS = 10.0
 class FailureRule:
     """When an environment that fails again and again is given up.
 
-    One that fails now and then is made again for ever. Too often is more than `most` times in `PERIOD_STEPS` of its
-    steps (with 10, failures that come by chance once in 1,000 steps are never too many), or `IN_A_ROW` times without
-    a step that succeeded in between.
+    An environment that fails now and then is made again for ever. Too often is more than `most` times in `PERIOD_STEPS`
+    of the environment's steps (with 10, failures by chance once in 1,000 steps are never too many), or `IN_A_ROW` times
+    without a successful step in between.
 
     Args:
-        most: how often an environment may be made again within `PERIOD_STEPS` of its steps; 0: never.
+        most: largest number of rebuilds of an environment within `PERIOD_STEPS` of its steps; 0: never rebuild.
     """
 
     def __init__(self, most: int) -> None:
@@ -68,7 +68,7 @@ class FailureRule:
         self._failures: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=max(most + 1, IN_A_ROW)))
 
     def forgives(self, index: int, step: int) -> bool:
-        """Note that an environment failed in that step of its group; whether it may be made again."""
+        """Note a failure of an environment in a step of the group; return whether the environment may be made again."""
         failures = self._failures[index]
         failures.append(step)
         latest = list(failures)[-IN_A_ROW:]
@@ -83,13 +83,13 @@ def tell_nobody() -> None:
 
 @dataclass(frozen=True)
 class OnFailure:
-    """Rules for an environment that fails, and for telling one that hangs from many that are slow.
+    """Rules for an environment that fails, and signs of life that distinguish a hang from many slow environments.
 
     Attributes:
-        max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
-        incidents: where is written what led to it; None: nowhere.
-        memory: where what it was asked to do is kept, so that it outlives the process; None: nowhere.
-        alive: called before one is made or reset, and before each step that is taken to decorrelate them.
+        max_rebuilds: number of rebuilds, see `FailureRule`; 0: a failure is raised.
+        incidents: writer of the steps before a failure; None: nothing is written.
+        memory: memory of the steps that outlives the process; None: none.
+        alive: function called before an environment is made or reset, and before each step of decorrelation.
     """
 
     max_rebuilds: int = 0
@@ -102,19 +102,19 @@ RAISE = OnFailure()
 
 
 class EnvSet:
-    """The single environments of one group, which all have the same spaces.
+    """The single environments of one group, which have equal spaces.
 
     Args:
-        env_fns: one factory per environment.
-        name: the environment's name in messages.
-        on_failure: what is done about one that fails.
+        env_fns: factory of each environment.
+        name: name of the environment in messages.
+        on_failure: rules for failures.
 
     Attributes:
-        alive: of `on_failure`.
-        journal: what they were asked to do; None where it is not kept.
-        spaces: of observations and actions, of every environment.
-        step_functions: `step` of every environment.
-        rebuilds: environments made again so far.
+        alive: function of `on_failure`.
+        journal: journal of the calls; None: none is kept.
+        spaces: observation and action space of every environment.
+        step_functions: method `step` of every environment.
+        rebuilds: number of environments made again.
 
     Raises:
         EnvironmentFailure: a factory raised, or the spaces differ.
@@ -150,14 +150,14 @@ class EnvSet:
         return self._envs[index]
 
     def spec(self, known: EnvSpec | None = None, form: ActionForm = AS_THEY_ARE) -> EnvSpec:
-        """Return the spaces of the environments; one is reset where its info could hold a mask, unless that is known.
+        """Return the spec; an environment is reset if its info could contain a mask, unless the spec is known.
 
         Args:
-            known: what is known of them already.
-            form: how policies act in them, where nothing is known.
+            known: known spec.
+            form: units in which policies act, without a known spec.
 
         Raises:
-            SpaceMismatch: something else is known of them.
+            SpaceMismatch: the known spec is of other spaces.
         """
         assert self.spaces is not None
         if known is not None:
@@ -188,7 +188,7 @@ class EnvSet:
         return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
-        """Reward an agent of an environment by these coefficients, also when it is made again."""
+        """Set the coefficients of an agent's reward, also for every rebuild of the environment."""
         self._shaping[index][agent] = shaping
         set_reward_shaping(self._envs[index], self.name, agent, shaping)
 
@@ -202,10 +202,10 @@ class EnvSet:
         return begun
 
     def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
-        """The failure that an error means, if the environment may be made again.
+        """Return the failure of an error, if the environment may be made again.
 
         Raises:
-            EnvironmentFailure: it may not: it fails too often, or would only repeat this.
+            EnvironmentFailure: the environment fails too often, or would only fail again.
             BaseException: the error is not the environment's.
         """
         failure = failure_of(self.name, error)
@@ -221,7 +221,7 @@ class EnvSet:
         return failure
 
     def begin_anew(self, index: int, failure: EnvironmentFailure) -> Begun:
-        """Close an environment that failed, make it again, and begin an episode with a seed that none had before."""
+        """Close an environment that failed, make a new one, and begin an episode with a new seed."""
         self._say(index, failure)
         self._close(index)
         self._make(index)
@@ -231,7 +231,7 @@ class EnvSet:
         return self._begin(index, int(seeds.generate_state(1)[0]) >> 1)  # some keep seeds in a signed int
 
     def close(self) -> None:
-        """Close every environment; one that fails to close is reported as a warning."""
+        """Close every environment; a failure to close is reported as a warning."""
         for index in range(len(self._envs)):
             self._close(index)
         self._leave()
@@ -284,7 +284,7 @@ class EnvSet:
             raise SpaceMismatch(f"{self.name}: env {index} has {agents or 1} agents, {than} {self._num_agents or 1}")
 
     def _close(self, index: int) -> None:
-        """Close an environment and put one in its place that can be closed again."""
+        """Close an environment and replace it by one that can be closed again."""
         env, self._envs[index] = self._envs[index], gymnasium.Env()
         self._enter(index, "close")
         try:
@@ -313,5 +313,5 @@ class ShapedRows:
     _envs: EnvSet
 
     def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
-        """Reward a row by these coefficients from now on."""
+        """Set the coefficients of a row's reward."""
         self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)

@@ -19,10 +19,10 @@ GETTER, SETTER = "get_default_reward_shaping", "set_reward_shaping"
 
 
 def default_reward_shaping(env: gymnasium.Env[Any, Any], name: str) -> dict[str, Any]:
-    """The coefficients of an environment as JSON values; {} where it has none that can be set.
+    """Return the coefficients of an environment as JSON values; {} without the two methods.
 
     Raises:
-        EnvironmentFailure: it raised, or they are no dict of numbers.
+        EnvironmentFailure: the method raised, or did not return a dict of numbers.
     """
     if not (env.has_wrapper_attr(GETTER) and env.has_wrapper_attr(SETTER)):
         return {}
@@ -40,7 +40,7 @@ def default_reward_shaping(env: gymnasium.Env[Any, Any], name: str) -> dict[str,
 
 
 def set_reward_shaping(env: gymnasium.Env[Any, Any], name: str, agent: int, shaping: Mapping[str, Any]) -> None:
-    """Reward an agent of an environment by these coefficients from now on."""
+    """Set the coefficients of an agent's reward."""
     try:
         env.get_wrapper_attr(SETTER)(dict(shaping), agent)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Adapter of any gymnasium vector environment, whatever its autoreset mode."""
+"""Adapter of gymnasium's vector environments, for all autoreset modes."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from appo.utils.errors import EnvironmentFailure, UsageError, format_error
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 DECLARED_STEPS, UNDECLARED_STEPS, SETTLING_SECONDS = 64, 500, 5.0
-"""Random steps at the start, and their time, in which ends are looked at."""
+"""Bounds of the random steps at the start that look at ends: in steps and in time."""
 
 PROBE_ROUNDS = 4
-"""Partial resets tried at start-up; after 2, 3, 4 and 5 steps, so that one chance coincidence hides nothing."""
+"""Partial resets tried at start-up; after 2, 3, 4 and 5 steps, so that a chance coincidence hides nothing."""
 
 
 class GymVector:
     """Steps a gymnasium vector environment as a group.
 
-    NEXT_STEP is passed on as it is. SAME_STEP hands its final observations over separately. DISABLED is reset by us
-    right after a done and then looks like SAME_STEP; its partial reset is tried out at construction.
+    NEXT_STEP is passed on unchanged. SAME_STEP hands final observations over separately. The group resets a DISABLED
+    vector right after a done as SAME_STEP does; the constructor tries a partial reset.
 
     Args:
-        make_vector: Makes the vector environment.
-        name: The environment's name in messages.
-        spec: What is known of the environment already; without it, it is reset to see whether its infos hold masks.
-        form: How policies act in it, where nothing is known.
-        on_failure: Where is written what led to a failure, which is raised all the same.
+        make_vector: function that makes the vector environment.
+        name: name of the environment in messages.
+        spec: known spec; None: a reset shows whether infos contain masks.
+        form: units in which policies act, without a known spec.
+        on_failure: record of the steps before a failure; a failure of a vector is always raised.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class GymVector:
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
         """Start an episode in every row and write the first observations [R, *].
 
-        Only gymnasium's own vectors are known to take one seed per env; others derive theirs from the first one.
+        Only gymnasium's own vectors certainly take a seed per env; others derive all seeds from the first.
 
         Raises:
-            EnvironmentFailure: the environment raised, or an observation does not fit its space.
+            EnvironmentFailure: the environment raised, or an observation does not fit the space.
         """
         if len(seeds) != self.num_rows:
             raise ValueError(f"expected {self.num_rows} seeds, got {len(seeds)}")
@@ -108,10 +108,10 @@ class GymVector:
             self._require_finite(obs, np.zeros(self.num_rows, np.float32))
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Step all rows with action [R, A]; write what came out into `row`.
+        """Step all rows with action [R, A]; write the results into `row`.
 
         Raises:
-            EnvironmentFailure: the environment raised, an observation does not fit its space, or a final observation
+            EnvironmentFailure: the environment raised, an observation does not fit the space, or a final observation
                 is missing.
         """
         with self._recorder.stepping(action):
@@ -185,7 +185,7 @@ class GymVector:
         return self._num_ended
 
     def _write_frames(self, row: StepRow, infos: Mapping[str, Any]) -> None:
-        """Write the frames behind every step; what SAME_STEP says of a last step stands in `final_info`."""
+        """Write the frames behind every step; a SAME_STEP vector reports the frames of a last step in `final_info`."""
         final = infos.get("final_info", {}) if self.spec.same_step else {}
         if FRAMES_KEY in infos or FRAMES_KEY in final:
             self._counts_frames = True
@@ -198,7 +198,7 @@ class GymVector:
                 self.infos.batch_of_frames(source, rows, row.num_frames)
 
     def _discover(self, form: ActionForm) -> EnvSpec:
-        """The spec of the vector, which is reset where its infos could hold masks."""
+        """Return the spec; a vector whose infos could contain masks is reset."""
         spaces = (self._env.single_observation_space, self._env.single_action_space)
         frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
         spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step, form=form)
@@ -215,7 +215,7 @@ class GymVector:
         return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
-        """Take the masks of these rows [R] from infos if they come there; refuse those that have no place."""
+        """Copy the masks of some rows [R] from infos if masks come there; refuse masks that have no place in memory."""
         if infos:
             self.infos.refuse_masks(infos)
         if self._masks is not None and self._masks.in_info:
@@ -229,10 +229,10 @@ class GymVector:
                 raise failure
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the final observations of the rows that ended and the first ones of their next episodes.
+        """Write the final observations of the rows that ended and the first ones of the next episodes.
 
         Returns:
-            The infos that belong to those first observations.
+            infos of the first observations.
         """
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
@@ -255,19 +255,19 @@ class GymVector:
         return infos
 
     def _verify(self, shown: dict[str, Array], infos: Mapping[str, Any]) -> None:
-        """Count the rows that ended, and compare what the rows show with the final observations in infos, if any."""
+        """Count the rows that ended, and compare observations of these rows with the final observations in infos."""
         if self.ends.is_trusted:
             self.ends.count += self._num_ended
         else:
             self._compare(shown, self._final_obs, infos)
 
     def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
-        """Write the final observations that infos hold, and compare them with what ended rows show.
+        """Write the final observations in infos, and compare the observations of ended rows with them.
 
-        They are an object array, or a dense batch (ale-py), with a mask or without.
+        Final observations are an object array, or a dense batch (ale-py), with a mask or without.
 
         Returns:
-            Of which rows there are any, [R].
+            rows [R] with a final observation.
         """
         final, mask = final_obs_in(infos) if infos else (None, False)
         given: BoolArray = self._ended & np.asarray(mask, np.bool_)
@@ -281,10 +281,10 @@ class GymVector:
         return given
 
     def settle_mode(self) -> None:
-        """Step at random until ends have shown how the vector goes on; what it does not declare is taken from there.
+        """Step at random until ends have proved how the vector goes on; a missing declaration follows from the proof.
 
         Raises:
-            Contradiction: it does something else than it declares, or what cannot be learned from.
+            Contradiction: the vector contradicts the declaration, or resets in a way that is no basis for learning.
             EnvironmentFailure: the environment raised.
         """
         is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
@@ -307,14 +307,14 @@ class GymVector:
             self.spec = replace(self.spec, same_step=same_step, notes=self.spec.notes + notes)
 
     def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
-        """Statistics of the rows that ended now; a SAME_STEP vector keeps them under `final_info`."""
+        """Statistics of the rows that ended now; a SAME_STEP vector has them under `final_info`."""
         return self.infos.batch_of_stats(infos.get("final_info", infos), self._ended)
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:
-    """Return how the vector goes on after a done, and whether it says so.
+    """Return the mode after a done, and whether the vector declares the mode.
 
-    If it does not, what is known of it already decides; else NEXT_STEP, with a warning.
+    Without a declaration the known spec decides; else NEXT_STEP, with a warning.
     """
     said = (env.metadata or {}).get("autoreset_mode")
     with suppress(ValueError):
@@ -326,7 +326,7 @@ def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -
 
 
 def verify_partial_reset(group: GymVector) -> None:
-    """Check that reset(options={"reset_mask": mask}) leaves the other rows where they are.
+    """Check that reset(options={"reset_mask": mask}) leaves rows outside the mask unchanged.
 
     A vector that ignores the mask would cut every running episode short whenever one ends, unnoticed.
 
@@ -354,7 +354,7 @@ def verify_partial_reset(group: GymVector) -> None:
 def random_steps(
     group: GroupEnv, num_steps: int, random: np.random.Generator, enough: Callable[[], bool] = lambda: False
 ) -> dict[str, Array]:
-    """The observations after some steps from a reset, taken as an actor takes them; fewer when it is enough."""
+    """Return the observations after random steps from a reset, taken as an actor takes steps; fewer when `enough`."""
     num_rows, spec = group.num_rows, group.spec
     obs, final_obs = (
         {key: np.zeros((num_rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)

@@ -13,11 +13,11 @@ from appo.envs.spec import Array
 
 
 class VectorRecorder:
-    """Entered whenever the code of a vector runs; what comes out of it is raised as a failure of the environment.
+    """Context around the code of a vector; an error inside is raised as a failure of the environment.
 
     Args:
-        name: the environment's name in messages.
-        on_failure: where is written what led to a failure, and where that outlives the process.
+        name: name of the environment in messages.
+        on_failure: record of the steps before a failure, and memory that outlives the process.
     """
 
     def __init__(self, name: str, on_failure: OnFailure) -> None:
@@ -26,26 +26,26 @@ class VectorRecorder:
         self._journal = Journal(len(memory.begun), memory, together=True) if memory else None
 
     def making(self) -> Self:
-        """For making the vector."""
+        """Enter the construction of the vector."""
         if self._journal is not None:
             self._journal.place = "init"
         return self
 
     def resetting(self, seeds: Sequence[int]) -> Self:
-        """For the first reset of all its environments."""
+        """Enter the first reset of all environments."""
         if self._journal is not None:
             for index, seed in enumerate(seeds):
                 self._journal.begins(index, int(seed), None)
         return self
 
     def stepping(self, action: Array) -> Self:
-        """For a step with action [R, A]."""
+        """Enter a step with action [R, A]."""
         if self._journal is not None:
             self._journal.add(action)
         return self
 
     def closes(self) -> None:
-        """It is about to be closed, which is the last that is done to it."""
+        """Note that `close` comes next, the last call of the vector."""
         if self._journal is not None:
             self._journal.enters(0, "close")
 
@@ -63,7 +63,7 @@ class VectorRecorder:
             self._journal.enters(NOBODY, "step")
 
     def _fail(self, error: BaseException) -> None:
-        """Raise what came out of the vector in one line, and write what led to it."""
+        """Raise an error of the vector in one line, and write the steps before the error."""
         failure = failure_of(self._name, error)
         if failure is None:
             return
