@@ -43,7 +43,7 @@ test: install
 
 # The pursuit game needs scipy, and TensorBoard reads what runs have written for it.
 test-all: test
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dm-control,highway,envpool,hub,wandb,trackio,mlflow]" scipy tensorboard
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[large,hub,wandb,trackio,mlflow]" scipy tensorboard
 	$(RUN) -m pytest -q -m slow --durations=20
 
 lint: install
@@ -72,7 +72,7 @@ bench-reliability: install
 
 # Only what the file does not hold yet, so that an interrupted measurement goes on. The pursuit game needs scipy.
 bench-scores: install
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench,dm-control,highway,envpool]" scipy
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench,large]" scipy
 	$(RUN) -m benchmarks.scores --add --json=benchmarks/results/scores.json
 	$(RUN) -m benchmarks.report
 

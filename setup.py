@@ -4,15 +4,20 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ATARI = ["ale-py>=0.12", "opencv-python-headless>=4.12"]
-VIZDOOM = ["vizdoom>=1.3", "opencv-python-headless>=4.12"]
-MUJOCO = ["mujoco>=3.3", "imageio>=2.37"]  # gymnasium imports both, even where nothing is drawn
-MINIGRID = ["minigrid>=3.0"]
-BOX2D = ["box2d>=2.3.10", "pygame-ce>=2.4"]
-DM_CONTROL = ["shimmy>=2.0", "dm-control>=1.0.30"]
-HIGHWAY = ["highway-env>=1.10"]
-ENVPOOL = ["envpool>=1.2"]
-MULTIAGENT = ["pettingzoo>=1.27"]
+# Packages of the families of environments, by extra. `envs/families` names the extra of a family.
+FAMILIES = {
+    "atari": ["ale-py>=0.12", "opencv-python-headless>=4.12"],
+    "vizdoom": ["vizdoom>=1.3", "opencv-python-headless>=4.12"],
+    "mujoco": ["mujoco>=3.3", "imageio>=2.37"],  # gymnasium imports both, even where nothing is drawn
+    "minigrid": ["minigrid>=3.0"],
+    "box2d": ["box2d>=2.3.10", "pygame-ce>=2.4"],
+    "multiagent": ["pettingzoo>=1.27"],
+}
+LARGE_FAMILIES = {
+    "dm-control": ["shimmy>=2.0", "dm-control>=1.0.30"],
+    "highway": ["highway-env>=1.10"],
+    "envpool": ["envpool>=1.2"],
+}
 PLOTS = ["matplotlib>=3.10"]
 VIDEO = ["imageio>=2.37", "imageio-ffmpeg>=0.6", "pygame-ce>=2.4"]  # the latter draws classic control
 OFFLINE = ["pyarrow>=20", "h5py>=3.12", "pillow>=11"]  # and minari>=0.5.3 for those who want its own loader
@@ -63,15 +68,9 @@ setup(
         "pyyaml>=6",
     ],
     extras_require={
-        "atari": ATARI,
-        "vizdoom": VIZDOOM,
-        "mujoco": MUJOCO,
-        "minigrid": MINIGRID,
-        "box2d": BOX2D,
-        "dm-control": DM_CONTROL,
-        "highway": HIGHWAY,
-        "envpool": ENVPOOL,
-        "multiagent": MULTIAGENT,
+        **FAMILIES,
+        **LARGE_FAMILIES,
+        "large": [package for packages in LARGE_FAMILIES.values() for package in packages],
         "video": VIDEO,
         "plots": PLOTS,
         "bench": PLOTS,
@@ -83,7 +82,7 @@ setup(
         "mlflow": MLFLOW,
         "lz4": LZ4,
         "dev": DEV + ONNX + LZ4 + ["minari>=0.5.3"],
-        "all": ATARI + VIZDOOM + MUJOCO + MINIGRID + BOX2D + MULTIAGENT + OFFLINE + VIDEO + PLOTS + LZ4,
+        "all": [package for packages in FAMILIES.values() for package in packages] + OFFLINE + VIDEO + PLOTS + LZ4,
     },
     entry_points={"console_scripts": ["appo=appo.algorithms.cli:main"]},
 )

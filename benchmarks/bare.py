@@ -23,8 +23,8 @@ from appo.algorithms.runtime.processes import crash_recorder, stalls
 from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.processes.restarts import Limits
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
-from appo.envs.conversion import FiniteCheck
-from appo.envs.env_set import OnFailure
+from appo.envs.finite import FiniteCheck
+from appo.envs.loop.env_set import OnFailure
 
 PROGRAM = "from benchmarks.bare import main; main()"
 

@@ -1,4 +1,4 @@
-"""Between what environments exchange and what is stored: actions out, observations and statistics in."""
+"""Conversion between environments and storage: actions out, observations and statistics in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite, prod
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,10 +24,8 @@ from appo.envs.spaces import (
     observation_specs,
     shown_mask,
 )
-from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, EnvSpec, ObservationSpec, row_name
-from appo.utils.errors import AppoError, EnvironmentFailure, NotFinite, SpaceMismatch, StopNow, text_of
-from appo.utils.logging import SHOWN
-from appo.utils.values import ABSURD
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, ObservationSpec
+from appo.utils.errors import AppoError, EnvironmentFailure, SpaceMismatch, StopNow, text_of
 
 Path = tuple[str, ...]
 
@@ -39,11 +37,11 @@ BatchConverter = Callable[[Array], Any]
 log = logging.getLogger(__name__)
 
 LACKING = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
-"""What Python says of a `reset` as environments of old gym have it."""
+"""Python's error about a `reset` in the style of old gym."""
 
 
 def reraise(name: str, error: BaseException) -> NoReturn:
-    """Raise what came out of an environment's code as an `EnvironmentFailure` of one line.
+    """Raise an error from an environment's code as an `EnvironmentFailure` of one line.
 
     Errors that already are one line for the user pass, and so does a Ctrl-C.
     """
@@ -79,11 +77,7 @@ def one_line(error: BaseException) -> str:
 
 
 def require_info(name: str, where: str, info: object) -> None:
-    """Refuse an info that is none, of `reset` or `step`.
-
-    Raises:
-        SpaceMismatch: it is no dict.
-    """
+    """Refuse an info of `reset` or `step` that is no dict (SpaceMismatch)."""
     if not isinstance(info, Mapping):
         returned = f"({'observation' if where == 'reset' else 'observation, reward, terminated, truncated'}, info)"
         raise SpaceMismatch(
@@ -92,13 +86,13 @@ def require_info(name: str, where: str, info: object) -> None:
 
 
 class ActionUnits:
-    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass as they are.
+    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass unchanged.
 
     Args:
-        action: what is stored.
+        action: spec of the stored action.
 
     Attributes:
-        differ: whether there is anything to do.
+        differ: whether any value changes.
     """
 
     def __init__(self, action: ActionSpec):
@@ -122,14 +116,14 @@ class ActionUnits:
 
 
 class ActionConverter:
-    """Turns stored actions [R, A] into what an environment's action space describes.
+    """Turns stored actions [R, A] into actions of an environment's action space.
 
-    Real numbers are scaled, and clipped to the bounds, for the environment only: the stored action, as the policy drew
-    it, is the one whose log-probability was recorded.
+    Real numbers are scaled, and clipped to the bounds, for the environment only: the recorded log-probability is of the
+    stored action, as the policy drew it.
 
     Args:
-        space: of the environment.
-        action: how its actions are stored; None: in the units of the environment.
+        space: action space of the environment.
+        action: spec of the stored actions; None: stored in the units of the environment.
     """
 
     def __init__(self, space: Space, action: ActionSpec | None = None):
@@ -187,21 +181,21 @@ def _rows_of_dict(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 class ObservationWriter:
-    """Writes observations into slot rows; refuses what the observation space does not describe.
+    """Writes observations into slot rows; refuses observations outside the observation space.
 
-    A float written into a uint8 row would be cut to 0 silently and a wrong shape would be broadcast, so both the kind
-    of the type and the shape are checked on every write.
+    numpy would silently cut a float for a uint8 row to 0, and broadcast a wrong shape. Every write therefore checks the
+    kind of the type and the shape.
 
     Args:
-        name: Of the environment in messages.
-        space: Of the observations.
-        action_space: Whose parts a mask of several parts stands for; needed only where observations show such a mask.
+        name: name of the environment in messages.
+        space: observation space.
+        action_space: action space, for a mask of several parts; needed only if observations contain such a mask.
 
     Attributes:
-        space: of the observations.
-        precision: told of everything that is written, if it is there; then nothing may pass by as plain.
-        plain_shape, plain_types: An array of this shape and one of these type characters may be assigned to a row of
-            the only key as it is; MuJoCo shows float64, which is stored as float32.
+        space: observation space.
+        precision: observer of all written numbers, or None; with an observer no array may bypass `write_row`.
+        plain_shape, plain_types: shape and type characters of arrays that may be assigned to a row of the only key
+            directly; MuJoCo's float64 is stored as float32.
     """
 
     def __init__(self, name: str, space: Space, action_space: Space | None = None):
@@ -226,7 +220,7 @@ class ObservationWriter:
             self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, "same_kind"))
 
     def empty(self, num_rows: int) -> dict[str, Array]:
-        """Arrays [R, *] of zeros, as a slot holds them."""
+        """Arrays [R, *] of zeros, as in a slot."""
         return {key: np.zeros((num_rows, *spec.shape), spec.dtype) for key, spec in self.specs.items()}
 
     def write_row(self, out: dict[str, Array], row: int, observation: Any) -> None:
@@ -260,7 +254,7 @@ class ObservationWriter:
                 self._write(key, copy, target[row : row + 1], source[row : row + 1], (1, *shape))
 
     def _array(self, key: str, value: Any) -> Array:
-        """Return what one row shows under a key as an array; a mask of several parts as one vector."""
+        """Return a row's value under a key as an array; a mask of several parts as a single vector."""
         if key != MASK_KEY or self._mask_form is None:
             return _as_array(value)
         try:
@@ -332,7 +326,7 @@ def _as_array(value: Any) -> Array:
 
 
 def _row_of_parts(batch: Any, row: Any) -> Any:
-    """Return one row of what is batched part by part, as a vector shows a Dict or Tuple."""
+    """Return one row of a value that is batched part by part, as in a vector's Dict or Tuple."""
     if isinstance(batch, Mapping):
         return {key: _row_of_parts(part, row) for key, part in batch.items()}
     return tuple(_row_of_parts(part, row) for part in batch) if isinstance(batch, tuple) else batch[row]
@@ -377,7 +371,7 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
 
 
 def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return what the batched infos of a vector environment say about one row, by gymnasium's "_key" masks."""
+    """Return one row of the batched infos of a vector environment, by gymnasium's "_key" masks."""
     picked: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
@@ -392,70 +386,8 @@ def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
 
 @np.errstate(over="ignore")  # a loss that is not finite makes no step
 def scale_rewards(reward: Array, factor: float, limit: float) -> None:
-    """Multiply rewards in place, as `--reward_scale` says, then clip them to a limit, which is none if it is 0."""
+    """Multiply rewards in place by `--reward_scale`, then clip to a limit; 0: no limit."""
     if factor != 1.0:
         np.multiply(reward, factor, out=reward)
     if limit:
         np.clip(reward, -limit, limit, out=reward)
-
-
-# Rewards and observations that are NaN or infinite, found for the price of a small product per array and step.
-
-
-_huge: set[tuple[str, str]] = set()
-"""Environments and keys of observations of which this process has said that they are huge."""
-
-
-class FiniteCheck:
-    """Looks for what is not finite in a step of a group.
-
-    Args:
-        name: the environment's name in messages.
-        spec: of the environment; observations of bytes need no look.
-    """
-
-    def __init__(self, name: str, spec: EnvSpec) -> None:
-        self.name, self._num_agents = name, spec.num_agents
-        self._keys = [key for key, o in spec.observations.items() if o.dtype == "float32"]
-
-    def __call__(self, obs: dict[str, Array], reward: Array) -> dict[int, NotFinite]:
-        """The failures in observations [R, *] and rewards [R], by row; nearly always none."""
-        # A sum of squares is finite only if all numbers are. It is not, too, if numbers are huge, so a search decides.
-        # BLAS takes a third of the time of `np.isfinite().all()`, and `vdot`, unlike `dot`, warns of no overflow.
-        rewards: Any = reward
-        fine = isfinite(np.vdot(rewards, rewards))
-        for key in self._keys:
-            numbers: Any = obs[key]
-            fine = fine and isfinite(np.vdot(numbers, numbers))
-        if fine:
-            return {}
-        failures = self._search(obs, reward)
-        if not failures:
-            self._say_what_is_huge(obs)
-        return failures
-
-    def _say_what_is_huge(self, obs: dict[str, Array]) -> None:
-        """Log once in a process which observations have squares beyond float32; rewards show in the returns."""
-        for key in self._keys:
-            size = float(np.abs(obs[key]).max(initial=0.0))
-            if size > ABSURD and (self.name, key) not in _huge:
-                _huge.add((self.name, key))
-                said = "%s: observation key %s is as large as %.3g: float32 cannot hold its square, let it be smaller"
-                log.warning(said, self.name, key, size, extra=SHOWN)
-
-    def require(self, obs: dict[str, Array], row: int) -> None:
-        """Raise `NotFinite` if the observations of a row are not finite."""
-        own = {key: array[row : row + 1] for key, array in obs.items()}
-        for failure in self._search(own, np.zeros(1, np.float32), row).values():
-            raise failure
-
-    def _search(self, obs: dict[str, Array], reward: Array, first_row: int = 0) -> dict[int, NotFinite]:
-        """Look at every number."""
-        failures: dict[int, NotFinite] = {}
-        for what, array in [("reward", reward), *((f"observation key {key}", obs[key]) for key in self._keys)]:
-            for row, *place in np.argwhere(~np.isfinite(array)).tolist():
-                value, at = array[(row, *place)], f" at {place}" if place else ""
-                who = row_name(first_row + row, self._num_agents)
-                said = f"{self.name}: {who}: {what} is not finite: {value}{at}"
-                failures.setdefault(first_row + row, NotFinite(said))
-        return failures

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from types import ModuleType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,24 +27,18 @@ from appo.envs.agents import pettingzoo
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import one_line, reraise
-from appo.envs.env_set import RAISE, EnvSet, OnFailure, SingleEnv
-from appo.envs.families import ALWAYS_THERE, OF_ALL, Family, Harmless, envpool, is_harmless
+from appo.envs.families import envpool
+from appo.envs.family import Adapter, Family, VectorAdapter
+from appo.envs.loop.env_set import RAISE, EnvSet, OnFailure, SingleEnv
 from appo.envs.names import registered_with_gym, suggestion
 from appo.envs.precision import may_lose, watched
 from appo.envs.spaces import ActionForm, find_out_agents, note_frames, num_agents_of
 from appo.envs.spec import EnvSpec, GroupEnv
 from appo.envs.toys.toy import register_toys
-from appo.envs.vector import AnyVectorEnv, GymVector, random_steps
-from appo.envs.wrappers import (
-    RepeatAction,
-    as_flags_ask,
-    know_actions_sooner,
-    make_registered,
-    stack_frames,
-    vector_as_flags_ask,
-    with_masks_of_method,
-    with_masks_of_methods,
-)
+from appo.envs.vectors.gym_vector import AnyVectorEnv, GymVector, random_steps
+from appo.envs.wrappers.flags import as_flags_ask, vector_as_flags_ask
+from appo.envs.wrappers.making import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from appo.envs.wrappers.masks_of_method import with_masks_of_method, with_masks_of_methods
 from appo.utils.errors import CannotBeDrawn, EnvironmentFailure, OtherNumber, SpaceMismatch, UsageError
 from appo.utils.tracebacks import comes_from_own_code
 from appo.utils.user_modules import import_user_module
@@ -55,40 +47,17 @@ from appo.utils.values import nearest, printable
 Factory = Callable[..., Any]
 
 
-@runtime_checkable
-class Adapter(Protocol):
-    """A module of `envs.families`."""
-
-    FAMILY: Family
-
-    def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> SingleEnv:
-        """Make one environment; `arguments` are those of the flags --env_kwargs and of rendering."""
-        ...
-
-
-@runtime_checkable
-class VectorAdapter(Adapter, Protocol):
-    """A module of a family that has vector entry points."""
-
-    def vector_arguments(self, config: EnvConfig, registration: Registration) -> dict[str, Any]:
-        """Return the arguments of the vector entry point that stand for the flags."""
-        ...
-
-
-def _load_families() -> dict[Family, Adapter | None]:
-    adapters = [cast(Adapter, importlib.import_module(name)) for name in families.adapter_names()]
-    return {**{adapter.FAMILY: adapter for adapter in adapters}, **dict.fromkeys(families.WITHOUT_ADAPTER)}
-
-
-FAMILIES = _load_families()
-"""All families, with the adapter of those that have one."""
+FAMILIES: dict[Family, Adapter | None] = {
+    module.FAMILY: module if isinstance(module, Adapter) else None for module in families.modules().values()
+}
+"""All families, with the module if the module makes the environments."""
 
 CONSTRUCTOR_FLAGS = {
     "env_frameskip": ("frameskip", "frame_skip"),
     "env_framestack": ("stack_num", "frame_stack", "framestack"),
     "horizon": ("max_episode_steps",),
 }
-"""Flags that an environment gets as a constructor argument, under whichever of these names it takes."""
+"""Flag -> names of the constructor argument that takes the flag's value."""
 
 
 PRECISION_STEPS, PRECISION_SECONDS = 32, 1.0
@@ -102,33 +71,9 @@ def check_name(config: EnvConfig) -> None:
     """Find the environment without constructing it.
 
     Raises:
-        UsageError: there is no such module, attribute or id (with the nearest ids), or its package is not installed.
+        UsageError: the module, attribute or id does not exist (with the nearest ids), or the package is not installed.
     """
     _resolve(config.env)
-
-
-def harmful_arguments(name: str, arguments: Mapping[str, object]) -> list[str]:
-    """List the arguments of an environment that a run of a stranger may not set; nothing is imported or made.
-
-    Args:
-        name: of the environment, as the flag has it.
-        arguments: of its constructor.
-    """
-    harmless = {**OF_ALL, **_harmless_arguments(name)}
-    return [word for word, value in arguments.items() if not is_harmless(harmless, word, value)]
-
-
-def _harmless_arguments(name: str) -> Harmless:
-    register_toys()
-    if pettingzoo.ID.fullmatch(name):
-        return pettingzoo.HARMLESS
-    registered = gymnasium.registry.get(name)
-    entry_point = registered.entry_point if registered is not None else ""
-    if not isinstance(entry_point, str):  # a class that a plug-in has registered
-        entry_point = f"{getattr(entry_point, '__module__', '')}."
-    of_families = (family.harmless for family in FAMILIES if family.is_adapted(name, entry_point))
-    elsewhere = (harmless for begin, harmless in ALWAYS_THERE.items() if re.match(begin, entry_point))
-    return next(chain(of_families, elsewhere), {})
 
 
 def make_group(
@@ -143,13 +88,13 @@ def make_group(
 ) -> GroupEnv:
     """Make the environments of one group: our own loop, or the environment's native vector.
 
-    `seed` only decides the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env, Python loop only);
-    the environments are seeded by `reset`. A render mode is for the Python loop only; a vector that fails is never made
-    again. A `spec` that is known already saves the reset that looks for masks.
+    `seed` decides only the random walks of `decorrelate_steps` (in [0, decorrelate_steps) per env, Python loop only);
+    `reset` seeds the environments. A render mode is for the Python loop only; a vector that fails is never made again.
+    A known `spec` saves the reset that looks for masks.
 
     Raises:
         UsageError: the environment cannot be found, made or used as asked.
-        EnvironmentFailure: its code raised.
+        EnvironmentFailure: code of the environment raised.
     """
     target = _resolve(config.env)
     _check_flags_of_families(config)
@@ -178,17 +123,17 @@ def _native_group(
 
 
 def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) -> GroupEnv:
-    """Make a group of one environment, by which others are made; a vector with a number of its own makes more.
+    """Make a group of one environment, the model for all others; a vector with a fixed number makes more.
 
-    How a vector goes on after an end is found out, if it does not say so.
+    Steps at random find out how a vector without a declaration goes on after an end.
 
     Args:
-        config: the environment.
-        given: environments that flags ask for in a group, 0 if they do not; None: any number will do.
-        arguments: of `make_group`.
+        config: flags of the environment.
+        given: number of environments per group in the flags, 0 without such flags; None: any number will do.
+        arguments: arguments of `make_group`.
 
     Raises:
-        UsageError, EnvironmentFailure: as `make_group`; a vector's own number is not the one that is given.
+        UsageError, EnvironmentFailure: as `make_group`; the vector's fixed number is not the given number.
     """
     try:
         group = make_group(config, 1, **arguments)
@@ -207,7 +152,7 @@ def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) ->
 
 
 def with_precision(group: GroupEnv) -> EnvSpec:
-    """Return the spec of a group with lines about numbers that it loses where it stores them, found in random steps."""
+    """Return the spec of a group with lines about numbers that lose digits in storage, found in random steps."""
     if not may_lose(group._observations.space):  # type: ignore[attr-defined]
         return group.spec
     until = time.monotonic() + PRECISION_SECONDS
@@ -217,7 +162,7 @@ def with_precision(group: GroupEnv) -> EnvSpec:
 
 
 def with_company(config: EnvConfig, spec: EnvSpec) -> EnvSpec:
-    """Return the spec of an environment that there is, with whether a second one can be made in this process."""
+    """Return the spec of an existing environment, with whether a second one can be made in this process."""
     if not _is_native(config, _resolve(config.env)):
         try:
             EnvSet([lambda: make_single(config)], config.env, RAISE).close()
@@ -229,15 +174,15 @@ def with_company(config: EnvConfig, spec: EnvSpec) -> EnvSpec:
 
 
 def alone(spec: EnvSpec, name: str, failure: str) -> EnvSpec:
-    """Return the spec of an environment beside which no second one can be made, with why."""
+    """Return the spec of an environment that excludes a second one, with the reason."""
     note = f"{name} allows one environment per process (of a second one: {failure}): each actor gets one"
     return replace(spec, one_per_process=True, notes=(*spec.notes, note))
 
 
 def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
-    """Make one environment behind our own loop, so that a seed means the same episodes, drawn or not.
+    """Make one environment behind our own loop: a seed then means the same episodes with and without pictures.
 
-    A native vector can be neither watched nor filmed; it plays what exists or can be made in no other way.
+    A native vector can be neither watched nor filmed; a vector plays only if nothing else can be made.
 
     Raises:
         UsageError, EnvironmentFailure: as `make_group`.
@@ -271,7 +216,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
 
     Raises:
         UsageError: the environment cannot be found or made as asked.
-        EnvironmentFailure: its code raised.
+        EnvironmentFailure: code of the environment raised.
     """
     target = _resolve(config.env)
     arguments: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
@@ -328,7 +273,7 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
 
 
 def _check_repeats(config: EnvConfig, taken: dict[str, int]) -> None:
-    """Refuse what the wrappers of one agent do: of several, each ends at a step of its own and sees its own frames."""
+    """Refuse wrappers of one agent: several agents end at steps of their own and see frames of their own."""
     for flag in ("env_frameskip", "env_framestack"):
         names = CONSTRUCTOR_FLAGS[flag]
         if getattr(config, flag) is not None and not taken.keys() & set(names):
@@ -364,7 +309,7 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
 
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
-    """Return whether the native vector steps the envs: where there is one, and it can do what the flags ask."""
+    """Return whether the native vector exists, can do what the flags ask, and so steps the envs."""
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
@@ -388,7 +333,7 @@ def _require_able(config: EnvConfig, target: Registration | Factory) -> None:
 
 
 def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
-    """Return the first flag that the vector environment cannot follow; empty if it can follow all."""
+    """Return the first flag that the vector environment cannot follow; empty: none."""
     if config.observe_previous != "none":
         return f"--observe_previous={config.observe_previous}"
     accepted = _accepted(target, vector=True)
@@ -411,7 +356,7 @@ def _vector_arguments(config: EnvConfig, target: Registration | Factory) -> dict
 def _constructor_arguments(
     config: EnvConfig, target: Registration | Factory, *, vector: bool = False
 ) -> dict[str, int]:
-    """Return those of `CONSTRUCTOR_FLAGS` that are given and that the constructor takes, as its arguments."""
+    """Return the given flags of `CONSTRUCTOR_FLAGS` that the constructor takes, as arguments."""
     accepted = _accepted(target, vector=vector)
     if isinstance(target, Registration) and not vector:
         accepted = accepted | {"max_episode_steps"}  # gymnasium.make wraps the environment
@@ -424,7 +369,7 @@ def _constructor_arguments(
 
 
 def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
-    """Return the names of the arguments that a constructor takes."""
+    """Return the names of a constructor's arguments."""
     if not isinstance(target, Registration):
         return _names(target)
     entry_point = target.vector_entry_point if vector else target.entry_point
@@ -435,7 +380,7 @@ def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[st
 
 
 def _names(creator: Callable[..., Any]) -> set[str]:
-    """Return the names of arguments; `kwargs` stands for any, whatever its own name is."""
+    """Return the names of arguments; `kwargs` stands for a parameter of any name that takes all keywords."""
     parameters = inspect.signature(creator).parameters.values()
     return {"kwargs" if one.kind is one.VAR_KEYWORD else one.name for one in parameters}
 
@@ -457,7 +402,7 @@ def _check_flags_of_families(config: EnvConfig) -> None:
 
 @contextmanager
 def _construction(name: str) -> Iterator[None]:
-    """Silence the warnings of construction and say in one line what went wrong."""
+    """Silence the warnings of construction and turn errors into one line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -478,7 +423,7 @@ def _construction(name: str) -> Iterator[None]:
 
 
 def _missing_arguments(error: BaseException) -> list[str]:
-    """Return the arguments that a constructor needs and was not given; [] if something inside of it failed."""
+    """Return the missing arguments of a constructor's call; [] if code inside the constructor failed."""
     if comes_from_own_code(error) or "missing" not in str(error) or "required" not in str(error):
         return []
     return re.findall(r"'(\w+)'", str(error).partition(" required ")[2])
@@ -524,9 +469,9 @@ def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
 
 
 def _factory(name: str, attribute: object) -> Factory:
-    """Return an attribute that is a class of environments, or a function of a module that knows such classes.
+    """Return an attribute that is a class of environments, or a function of a module that imports such classes.
 
-    A run that came from elsewhere can name any function, `os:system` too, and --env_kwargs would be its arguments.
+    A run from elsewhere can name any function, `os:system` too, with --env_kwargs as the arguments.
     """
     if isinstance(attribute, Registration) or not callable(attribute):
         raise UsageError(f"{name} is a {type(attribute).__name__}, not a class or function that makes an environment")
@@ -543,7 +488,7 @@ def _factory(name: str, attribute: object) -> Factory:
 
 
 def is_factory(attribute: object) -> bool:
-    """Return whether `package.module:Name` may stand for this class or function."""
+    """Return whether `package.module:Name` may stand for the class or function."""
     try:
         _factory("", attribute)
     except UsageError:
@@ -577,7 +522,7 @@ def _import_user_module(name: str, module_name: str) -> ModuleType:
 
 @functools.cache
 def _require_package(env_id: str, id_or_entry_point: str) -> None:
-    """Import what registers the id; complain in one line if the optional package behind it is missing."""
+    """Import the module that registers the id; complain in one line if the optional package is missing."""
     for family in FAMILIES:
         is_id = family.has_id(id_or_entry_point)
         if not is_id and not family.has_entry_point(id_or_entry_point):

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import gymnasium
 
 from appo.envs.agents import pettingzoo
-from appo.envs.families import Family
+from appo.envs.family import Family
 from appo.utils.values import nearest, shown
 
 MOST = 3

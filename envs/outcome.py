@@ -67,7 +67,8 @@ def write_rewards(name: str, rewards: Any, out: Array) -> None:
         EnvironmentFailure: they are no numbers, not one for each row, or one is too large for `out`.
     """
     is_plain = type(rewards) is np.ndarray and rewards.shape == out.shape and rewards.dtype.char in "fd"
-    if is_plain and (rewards.dtype == out.dtype or np.abs(rewards).max() <= LARGEST):  # most vectors, most steps
+    # Most vectors, most steps. No square in a sum below the limit is of a number above it.
+    if is_plain and (rewards.dtype == out.dtype or np.vdot(rewards, rewards) <= LARGEST):
         np.copyto(out, rewards, casting="same_kind")
         return
     array = _of_rows(name, "reward", rewards, len(out), "biuf", "numbers")

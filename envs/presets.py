@@ -4,39 +4,19 @@ How an environment is learned is for the algorithm to know: its settings stand u
 of the algorithm.
 """
 
+import functools
 import re
 
+from appo.envs import families
+from appo.envs.family import GAUSSIAN_MLP, MLP, FamilyPreset, Preset
 from appo.envs.given import unnumbered
-
-Preset = dict[str, object]
-
-DOMAINS = (
-    "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid", "Lqr", "Manipulator",
-    "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker", "Swimmer", "Walker",
-)  # fmt: skip
-"""Domains of dm_control's suite, with which the names of envpool's tasks begin."""
-
-PATTERNS: dict[str, str] = {
-    "toy": r"toy/",
-    "atari": r"ALE/|\w+(NoFrameskip|Deterministic)-v\d|envpool:\w+-v5$",
-    "vizdoom": r"Vizdoom",
-    "minigrid": r"MiniGrid-|BabyAI-",
-    "pursuit": r"(pettingzoo[./])?sisl[./]pursuit[-_]v\d",
-    "dm_control": r"dm_control/|envpool:(" + "|".join(DOMAINS) + r")[A-Z]\w*-v1$",
-    "highway": r"(highway|merge|roundabout|intersection|two-way|exit|u-turn)(-(fast|generic))?-v\d",
-}
-"""Regular expressions of how ids begin, by the name of a preset; all other presets are named like an environment."""
 
 MUJOCO_NAMES = (
     "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum",
     "Pusher", "Reacher", "Swimmer", "Walker2d",
 )  # fmt: skip
 
-MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
-GAUSSIAN_MLP: Preset = MLP | {"adaptive_stddev": False}
-
 PRESETS: dict[str, Preset] = {
-    "toy": {},  # for tests, which count on what every flag is by default
     **dict.fromkeys(("CartPole", "Acrobot", "MountainCar", "FrozenLake", "CliffWalking", "Taxi", "LunarLander"), MLP),
     **dict.fromkeys(("MountainCarContinuous", "LunarLanderContinuous"), GAUSSIAN_MLP),
     **dict.fromkeys(("BipedalWalker", "BipedalWalkerHardcore", *MUJOCO_NAMES), GAUSSIAN_MLP),
@@ -44,49 +24,36 @@ PRESETS: dict[str, Preset] = {
     **dict.fromkeys(("Pendulum", "Pusher"), GAUSSIAN_MLP | {"initial_stddev": 0.5}),
     "InvertedPendulum": GAUSSIAN_MLP | {"initial_stddev": 0.333},
     **dict.fromkeys(("Humanoid", "HumanoidStandup"), GAUSSIAN_MLP | {"initial_stddev": 2.5}),
-    "dm_control": GAUSSIAN_MLP,
-    # The Nature network.
-    "atari": {
-        "encoder_type": "conv",
-        "encoder_subtype": "convnet_atari",
-        "nonlinearity": "relu",
-        "policy_init_gain": 1.414,
-        "use_rnn": False,
-        "normalize_images": True,
-        "reward_clip": 1.0,
-    },
-    # The network of Petrenko et al. 2020, appendix (arXiv:2006.11751); the few numbers beside the picture have an
-    # encoder of their own.
-    "vizdoom": {
-        "encoder_type": "conv",
-        "encoder_subtype": "convnet_simple",
-        "encoder_mlp_layers": (128, 128),
-        "normalize_images": True,
-        "use_rnn": True,
-        "rnn_type": "gru",
-        "env_frameskip": 4,
-    },
-    # 7x7 symbols, not pixels: too small for strided convolutions, and partial views need a memory. Most symbols hardly
-    # ever change; normalized, those that do stand out, and what they mean together is learned several times faster.
-    "minigrid": {
-        "encoder_type": "mlp",
-        "encoder_mlp_layers": (128, 128),
-        "hidden_size": 128,
-        "normalize_images": True,
-        "use_rnn": True,
-    },
-    # 7x7 cells with counts of walls, allies and opponents, seen by each of 8 agents that play as one policy.
-    "pursuit": {"encoder_type": "mlp", "encoder_mlp_layers": (128, 128), "use_rnn": False},
-    # The network of highway-env's own PPO example.
-    "highway": MLP | {"encoder_mlp_layers": (256, 256)},
 }
+"""Presets of single environments by their name."""
 
-# On two cores the Nature network has hardly begun with Pong after ten minutes; this one is a third of the work.
-# VizdoomBasic learns as much from a sample with half the units, and has a third more samples.
-ON_CPU: dict[str, Preset] = {
-    "atari": {"encoder_subtype": "convnet_dqn", "hidden_size": 256},
-    "vizdoom": {"hidden_size": 256},
+DISCOUNTS = {
+    **dict.fromkeys(("MountainCar", "MountainCarContinuous", "LunarLander", "LunarLanderContinuous"), 0.999),
+    "Pendulum": 0.9,
 }
+"""`--gamma` of single environments that need another value than the default of the flag."""
+
+WITHOUT_MODULE: dict[str, FamilyPreset] = {
+    "toy": FamilyPreset(r"toy/"),  # for tests, which count on what every flag is by default
+    "pursuit": FamilyPreset(
+        r"(pettingzoo[./])?sisl[./]pursuit[-_]v\d",
+        # 7x7 cells with counts of walls, allies and opponents, seen by each of 8 agents that play as one policy.
+        network={"encoder_type": "mlp", "encoder_mlp_layers": (128, 128), "use_rnn": False},
+        # A step of the game takes 100 times longer than learning from the step, so many passes over little data pay.
+        learning={
+            "rollout": 32,
+            "batch_size": 512,
+            "num_batches_per_iteration": 2,
+            "ppo_epochs": 5,
+            "ppo_clip_ratio": 0.2,
+            "vtrace_lambda": 0.95,
+            "learning_rate": 7e-4,
+            "max_grad_norm": 0.5,
+            "exploration_loss_coeff": 0.01,
+        },
+    ),
+}
+"""Presets of families that have no module in `envs/families`."""
 
 # The network that an environment without a preset begins with: here, where it shows numbers and choices only. What it
 # is worth together with the settings of learning, the algorithm's `presets.py` says.
@@ -103,6 +70,13 @@ MANY_NUMBERS = 64
 """Numbers of an observation beyond which layers are twice as large."""
 
 
+@functools.cache
+def by_family() -> dict[str, FamilyPreset]:
+    """Return the presets of all families, by the name of the family's module."""
+    presets = {name: module.FAMILY.preset for name, module in families.modules().items()}
+    return WITHOUT_MODULE | {name: preset for name, preset in presets.items() if preset is not None}
+
+
 def find_name(env_id: str) -> str | None:
     """Return the name of the preset of an environment, as `--env` has it; None if it has none.
 
@@ -111,19 +85,36 @@ def find_name(env_id: str) -> str | None:
     env_id = unnumbered(env_id)
     env = env_id.rpartition(":")[2]
     name = re.sub(r"-v\d+$", "", env)
-    if name in PRESETS and name not in PATTERNS:
+    if name in PRESETS:
         return name
-    return next((key for key, pattern in PATTERNS.items() if re.match(pattern, env) or re.match(pattern, env_id)), None)
+    presets = by_family().items()
+    return next((key for key, preset in presets if re.match(preset.ids, env) or re.match(preset.ids, env_id)), None)
 
 
 def env_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of the environment and the network for the name of a preset.
+    """Return flag -> value of the environment and the network.
 
     Args:
-        name: of the preset.
+        name: name of the preset.
         device: `cpu` or `cuda`, where the network is trained.
     """
-    return PRESETS[name] | (ON_CPU.get(name, {}) if device == "cpu" else {})
+    if name in PRESETS:
+        return dict(PRESETS[name])
+    preset = by_family()[name]
+    return preset.network | (preset.network_on_cpu if device == "cpu" else {})
+
+
+def discount_preset(name: str) -> Preset:
+    """Return the flag of the discount where the environments of a preset need another value than the default."""
+    family = by_family().get(name)
+    gamma = DISCOUNTS.get(name) if family is None else family.discount
+    return {} if gamma is None else {"gamma": gamma}
+
+
+def family_learning(name: str, device: str) -> Preset:
+    """Return flag -> value of learning with APPO for the name of a family; {} for single environments."""
+    family = by_family().get(name)
+    return {} if family is None else family.learning | (family.learning_on_cpu if device == "cpu" else {})
 
 
 def network_for_numbers(count: int, *, continuous: bool, remembers: bool) -> Preset:

@@ -1,4 +1,4 @@
-"""The spec of an environment, of what it shows and accepts, and the unit that an actor steps."""
+"""The spec of an environment, and the interface of a group of environments, the unit that an actor steps."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
 SINGLE_KEY = "obs"
-"""The key of an observation space that is no Dict."""
+"""The key of an observation space that is neither a Dict nor a Tuple."""
 
 MASK_KEY = "action_mask"
-"""The key of a Dict observation, or else of `info`, that says which categorical choices are allowed now."""
+"""The key of a Dict observation, or else of `info`, with the categorical choices that are allowed now."""
 
 TEAM_RETURN = "team_return"
-"""The statistic of an environment of several agents, when all have ended: the returns of all of them together."""
+"""The statistic of an environment of several agents, reported when all have ended: the sum of the agents' returns."""
 
 
 class ActionPart(NamedTuple):
     """One independent factor of the action distribution.
 
     categorical: `size` choices, 1 action value, `size` logits.
-    bins: as categorical; the choices are numbers that the environment takes, and no mask covers them.
+    bins: as categorical; the choices are numbers for the environment, and no mask covers the choices.
     bernoulli: `size` bits, `size` action values, `size` logits.
     gaussian: `size` dimensions, `size` action values, 2 * `size` logits (means, then log standard deviations).
-    tanh_gaussian: as gaussian; what is stored is squashed by tanh before it is scaled.
+    tanh_gaussian: as gaussian; tanh squashes the stored value before scaling.
     """
 
     kind: Literal["categorical", "bins", "bernoulli", "gaussian", "tanh_gaussian"]
@@ -39,29 +39,29 @@ class ActionPart(NamedTuple):
 
     @property
     def is_real(self) -> bool:
-        """Whether its values are real numbers."""
+        """Whether the values are real numbers."""
         return self.kind in ("gaussian", "tanh_gaussian")
 
     @property
     def num_values(self) -> int:
-        """Action values this part takes."""
+        """Action values of the part."""
         return 1 if self.kind in ("categorical", "bins") else self.size
 
     @property
     def num_logits(self) -> int:
-        """Outputs of the policy this part needs."""
+        """Outputs of the policy for the part."""
         return 2 * self.size if self.is_real else self.size
 
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """One observation array of one row, as it is stored.
+    """One observation array of one row, as stored.
 
     Attributes:
-        shape: Of the array.
-        dtype: A numpy name, `uint8` or `float32`.
-        high: The largest value of bytes, by which models divide them: 255 for most images, 1 for one-hot vectors.
-        frames: How many frames flags have stacked into an image.
+        shape: shape of the array.
+        dtype: numpy name, `uint8` or `float32`.
+        high: largest value of bytes, by which models divide: 255 for most images, 1 for one-hot vectors.
+        frames: number of frames that flags have stacked into an image.
     """
 
     shape: tuple[int, ...]
@@ -72,14 +72,13 @@ class ObservationSpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The parts of an action in the order in which their values are stored.
+    """The parts of an action, in the order of the stored values.
 
     Attributes:
-        parts: At least one factor.
-        low, high: Flattened bounds of all real numbers and bins as they are stored (may be infinite); None where there
-            are none.
-        scale, shift: Of each of those numbers: what the environment takes is `shift + scale * stored`, where a
-            squashed one counts as its tanh; None: what is stored.
+        parts: factors, at least one.
+        low, high: flattened bounds of all stored real numbers and bins (may be infinite); None without such numbers.
+        scale, shift: factor and offset of each of these numbers: the environment takes `shift + scale * stored`, with
+            the tanh of a squashed number; None: the environment takes the stored number.
     """
 
     parts: tuple[ActionPart, ...]
@@ -90,7 +89,7 @@ class ActionSpec:
 
     @property
     def is_real(self) -> tuple[bool, ...]:
-        """Which of the A stored values are real numbers."""
+        """Of each of the A stored values: whether the value is a real number."""
         return tuple(part.is_real for part in self.parts for _ in range(part.num_values))
 
     @property
@@ -105,12 +104,12 @@ class ActionSpec:
 
     @property
     def is_squashed(self) -> tuple[bool, ...]:
-        """Which of the A stored values are squashed by tanh."""
+        """Of each of the A stored values: whether tanh squashes the value."""
         return tuple(part.kind == "tanh_gaussian" for part in self.parts for _ in range(part.num_values))
 
     @property
     def num_values(self) -> int:
-        """A: values of one stored action."""
+        """A: values of a stored action."""
         return sum(part.num_values for part in self.parts)
 
     @property
@@ -126,21 +125,22 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything that memory, models and actors need to know about an environment.
+    """Facts about an environment for memory, models and actors.
 
     Attributes:
-        observations: By key; a space that is no Dict or Tuple has the single key "obs", nested keys are joined by ".".
-        action: What one agent chooses per step.
-        num_agents: Rows per env, the agents of one env side by side.
-        frames_per_step: Frame skip: simulator frames behind one step, unless the env says so of every step.
-        same_step: The observation after a done is already the next episode's first one (`final_value` is needed).
-        action_mask: M, the number of choices the key "action_mask" covers; 0 when there is no such key.
-        mask_in_info: The mask comes in `info` and not in the observation; it is stored as an observation either way.
-        mask_source: Where the mask comes from, in words; empty where there is none.
-        reward_shaping: Coefficients of the rewards that can be set, see `reward_shaping.py`; {}: there are none.
-        agents: Which agents are which rows, in one line for people; empty for one agent.
-        one_per_process: A second one cannot be made in a process that has one; None: that is being tried.
-        notes: Lines for people about what the environment does and does not say.
+        observations: arrays by key; a space that is neither Dict nor Tuple has the single key "obs", and "." joins
+            nested keys.
+        action: choices of one agent per step.
+        num_agents: rows per env; the agents of an env are neighbours.
+        frames_per_step: frame skip: simulator frames behind a step, unless the env reports a number with every step.
+        same_step: whether the observation after a done is the first of the next episode (`final_value` is needed).
+        action_mask: M, number of choices that the key "action_mask" covers; 0 without the key.
+        mask_in_info: whether the mask comes in `info`; a mask is stored as an observation in any case.
+        mask_source: source of the mask in words; empty without a mask.
+        reward_shaping: coefficients of the rewards that can be set, see `loop/reward_shaping.py`; {}: none.
+        agents: names of the agents by row, in one line for people; empty for one agent.
+        one_per_process: whether a process can make only one of the environments; None: not known yet.
+        notes: lines for people about properties of the environment.
     """
 
     observations: dict[str, ObservationSpec]
@@ -158,7 +158,7 @@ class EnvSpec:
 
 
 class EpisodeStats(NamedTuple):
-    """Figures that an environment reported about an episode that ended now, in that row."""
+    """Figures of an episode that ended in this step in a row, as the environment reported them."""
 
     row: int
     stats: dict[str, float]
@@ -166,18 +166,18 @@ class EpisodeStats(NamedTuple):
 
 @dataclass(slots=True)
 class StepRow:
-    """Numpy views straight into a slot, for one step of a group of R rows; the environment writes in place.
+    """Numpy views into a slot, for one step of a group of R rows; the environment writes in place.
 
     Attributes:
         obs: [R, *] per key, of step t+1.
-        first: [R] bool of step t+1: this observation starts an episode, or the agent took no part in step t.
-        reward: [R] float32 of step t, raw as the environment gave it.
+        first: [R] bool of step t+1: the observation starts an episode, or the agent took no part in step t.
+        reward: [R] float32 of step t, raw.
         terminated, truncated: [R] bool of step t, never both.
-        num_frames: [R] int32 of step t: simulator frames behind it; holds `frames_per_step` unless the env says more.
+        num_frames: [R] int32 of step t: simulator frames behind the step; `frames_per_step` if the env reports none.
         final_obs: [R, *] per key, SAME_STEP only (else empty): true final observation of the rows that ended.
         has_final: [R] bool, SAME_STEP only (else None): set for rows truncated now, cleared for all others.
-        logical_end: [R] bool, `--soft_horizon` only (else None): the episode ends in the statistics and goes on; set by
-            the group, not by the environment.
+        logical_end: [R] bool, `--soft_horizon` only (else None): the episode ends in the statistics and goes on; the
+            group sets the flag, not the environment.
     """
 
     obs: dict[str, Array]
@@ -192,10 +192,12 @@ class StepRow:
 
 
 class GroupEnv(Protocol):
-    """The environments of one group: the unit an actor steps.
+    """The environments of one group: the unit that an actor steps.
 
-    `rebuilds` counts the envs that failed and were made again. `cut` says of which rows [R] the last reset has shown
-    an observation from the middle of an episode, and `said` the keys of infos that mean something here and were found.
+    Attributes:
+        rebuilds: number of envs that failed and were made again.
+        cut: [R] rows for which the last reset returned an observation from the middle of an episode.
+        said: keys of infos with a meaning for the runtime that were found.
     """
 
     spec: EnvSpec
@@ -205,16 +207,16 @@ class GroupEnv(Protocol):
 
     @property
     def rebuilds(self) -> int:
-        """Environments made again so far."""
+        """Number of environments made again."""
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
-        """Write the first observations [R, *], one seed per env."""
+        """Write the first observations [R, *], with a seed per env."""
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
         """Take one step with action [R, A] as stored; most steps return an empty tuple."""
 
     def close(self) -> None:
-        """Release what the environments hold; calling it twice is harmless."""
+        """Release all resources of the environments; a second call does nothing."""
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,8 @@ Small batches and no importance ratio: rates, bonus of entropy and number of env
 reward is rare.
 """
 
-from appo.envs.presets import MUJOCO_NAMES, Preset
+from appo.envs.family import Preset
+from appo.envs.presets import MUJOCO_NAMES
 
 # Also for an environment without a preset, where it shows numbers and choices only.
 NUMBERS: Preset = {

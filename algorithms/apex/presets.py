@@ -4,7 +4,7 @@ Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselin
 Atari preset from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
 """
 
-from appo.envs.presets import Preset
+from appo.envs.family import Preset
 
 SMALL: Preset = {
     "use_rnn": False,

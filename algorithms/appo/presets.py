@@ -1,6 +1,7 @@
 """Presets of learning stand under the names that `envs.presets` gives to environments; given flags overrule them."""
 
-from appo.envs.presets import MUJOCO_NAMES, Preset
+from appo.envs.family import Preset
+from appo.envs.presets import MUJOCO_NAMES, discount_preset, family_learning
 
 CLASSIC_CONTROL: Preset = {
     "rollout": 32,
@@ -15,19 +16,18 @@ CLASSIC_CONTROL: Preset = {
 CLASSIC: dict[str, Preset] = {
     "CartPole": CLASSIC_CONTROL,
     "Acrobot": CLASSIC_CONTROL,
-    "MountainCar": CLASSIC_CONTROL | {"gamma": 0.999, "exploration_loss_coeff": 0.02},
-    "MountainCarContinuous": CLASSIC_CONTROL | {"gamma": 0.999},
+    "MountainCar": CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02},
+    "MountainCarContinuous": CLASSIC_CONTROL,
     # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
     # with lambda, -185 and -199 with these, in two thirds of the time.
     "Pendulum": CLASSIC_CONTROL
-    | {"rollout": 64, "batch_size": 1024, "gamma": 0.9, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
+    | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
     # A few discrete states, and a reward that is rarely met: what counts is to go on trying.
     **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
 
-# The discounts of Raffin's tuned PPO (rl-baselines3-zoo): episodes of up to 1600 steps with the reward at their end.
+# The discount is that of Raffin's tuned PPO (rl-baselines3-zoo): episodes of up to 1600 steps, the reward at the end.
 LUNAR_LANDER: Preset = {
-    "gamma": 0.999,
     "rollout": 64,
     "batch_size": 1024,
     "ppo_epochs": 2,
@@ -35,6 +35,7 @@ LUNAR_LANDER: Preset = {
     "exploration_loss_coeff": 0.01,
 }
 BIPEDAL_WALKER: Preset = LUNAR_LANDER | {
+    "gamma": 0.999,
     "learning_rate": 3e-4,
     "ppo_epochs": 4,
     "ppo_clip_ratio": 0.2,
@@ -63,102 +64,12 @@ MUJOCO: Preset = {
     "with_vtrace": False,
     "gae_lambda": 0.95,
 }
-# The same physics, but rewards in [0, 1] in every step of episodes that never end early. Returns of cartpole-swingup
-# after 75 s on two cores: 151 with batches of 1024, GAE and a rate that falls; 604 with batches of 256; 684 with these.
-# cheetah-run and walker-walk learn as fast either way.
-DM_CONTROL: Preset = MUJOCO | {
-    "batch_size": 256,
-    "ppo_epochs": 4,
-    "learning_rate": 5e-4,
-    "lr_schedule": "constant",
-    "value_loss_coeff": 0.5,
-    "max_grad_norm": 1.0,
-    "with_vtrace": True,
-    "vtrace_lambda": 0.95,
-}
-
-# Minibatches of 256 as in Schulman et al. 2017, table 5 (arXiv:1707.06347); one pass over fresher data and a larger
-# step learn more per second here than their four passes.
-ATARI: Preset = {
-    "rollout": 32,
-    "batch_size": 256,
-    "num_batches_per_iteration": 4,
-    "learning_rate": 5e-4,
-    "vtrace_lambda": 0.95,
-    "adam_eps": 1e-5,
-    "max_grad_norm": 0.5,
-    "exploration_loss_coeff": 0.01,
-}
-
-# Batches and passes are for a machine of a few cores. Returns of VizdoomBasic after 110 s on two of them: -160 with one
-# pass over batches of 512 (as in Petrenko et al. 2020), 70 with one over batches of 256, and 80 with these.
-VIZDOOM: Preset = {
-    "rollout": 32,
-    "batch_size": 256,
-    "num_batches_per_iteration": 4,
-    "ppo_epochs": 2,
-    "ppo_clip_ratio": 0.2,
-    "vtrace_lambda": 0.95,
-    "learning_rate": 5e-4,
-    "max_grad_norm": 0.5,
-    "exploration_loss_coeff": 0.01,
-}
-
-MINIGRID: Preset = {
-    "rollout": 32,
-    "batch_size": 512,
-    "num_batches_per_iteration": 2,
-    "ppo_epochs": 3,
-    "ppo_clip_ratio": 0.2,
-    "vtrace_lambda": 0.95,
-    "learning_rate": 1e-3,
-    "max_grad_norm": 0.5,
-    "exploration_loss_coeff": 0.01,
-}
-
-# A step of the game takes 100 times longer than learning from it, so that many passes over little data pay.
-PURSUIT: Preset = {
-    "rollout": 32,
-    "batch_size": 512,
-    "num_batches_per_iteration": 2,
-    "ppo_epochs": 5,
-    "ppo_clip_ratio": 0.2,
-    "vtrace_lambda": 0.95,
-    "learning_rate": 7e-4,
-    "max_grad_norm": 0.5,
-    "exploration_loss_coeff": 0.01,
-}
-
-# Discount, learning rate, minibatches and epochs of highway-env's own PPO example. A step of the game takes a hundred
-# times longer than learning from it, so that many passes over little data pay.
-HIGHWAY: Preset = {
-    "gamma": 0.8,
-    "rollout": 16,
-    "batch_size": 64,
-    "num_batches_per_iteration": 4,
-    "ppo_epochs": 10,
-    "ppo_clip_ratio": 0.2,
-    "vtrace_lambda": 0.95,
-    "learning_rate": 5e-4,
-    "max_grad_norm": 0.5,
-    "exploration_loss_coeff": 0.01,
-}
-
 PRESETS: dict[str, Preset] = {
     **CLASSIC,
     **BOX2D,
     **dict.fromkeys(MUJOCO_NAMES, MUJOCO),
-    "dm_control": DM_CONTROL,
-    "atari": ATARI,
-    "vizdoom": VIZDOOM,
-    "minigrid": MINIGRID,
-    "pursuit": PURSUIT,
-    "highway": HIGHWAY,
 }
-"""By the name of a preset; a known environment that is missing here is learned with the defaults of the flags."""
-
-# With the smaller network that Atari has on a CPU, a step of the game costs more than training on it: two passes pay.
-ON_CPU: dict[str, Preset] = {"atari": {"ppo_epochs": 2}}
+"""Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
 
 BATCH_SIZE = 256
 # What an environment without a preset begins with: here, where it shows numbers and choices only, and no image.
@@ -190,7 +101,7 @@ def learning_preset(name: str, device: str) -> Preset:
         name: of the preset, as `appo.envs.presets.find_name` returns it.
         device: `cpu` or `cuda`, where the network is trained.
     """
-    return PRESETS.get(name, {}) | (ON_CPU.get(name, {}) if device == "cpu" else {})
+    return discount_preset(name) | PRESETS.get(name, {}) | family_learning(name, device)
 
 
 def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:

@@ -21,13 +21,13 @@ from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import vector_of
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionConverter, ObservationWriter
-from appo.envs.env_set import RAISE, EnvSet
 from appo.envs.given import name_of
+from appo.envs.loop.env_set import RAISE, EnvSet
 from appo.envs.make import is_factory, is_vector_only, make_first, make_single
 from appo.envs.masks import BY_METHOD, METHOD, mask_of_batched
 from appo.envs.spaces import ActionForm, MaskForm, note_frames, spec_of
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import UsageError
 from appo.utils.flags import flags_of
 from appo.utils.run_folder import RunFolder

@@ -19,11 +19,11 @@ from appo.algorithms.playing.config import headless
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import reraise
-from appo.envs.env_set import SingleEnv
+from appo.envs.loop.env_set import SingleEnv
 from appo.envs.make import is_vector_only, make_single
 from appo.envs.spaces import ActionForm
 from appo.envs.spec import Array
-from appo.envs.wrappers import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
+from appo.envs.wrappers.making import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
 from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
 from appo.utils.values import shown
 

@@ -4,7 +4,7 @@ They are those of Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.yml)
 times `n_steps` is batch_size times num_batches_per_iteration. What the zoo leaves out is the default of the flag.
 """
 
-from appo.envs.presets import Preset
+from appo.envs.family import Preset
 
 SEPARATE: Preset = {"actor_critic_share_weights": False}
 """As the zoo's MlpPolicy: actor and critic have layers of their own."""

@@ -10,7 +10,8 @@ from appo.algorithms.population.config import PopulationConfig
 from appo.algorithms.runtime.algorithm import Algorithm
 from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
 from appo.envs.config import EnvConfig
-from appo.envs.presets import Preset, env_preset, find_name
+from appo.envs.family import Preset
+from appo.envs.presets import env_preset, find_name
 from appo.utils.errors import UsageError, text_of
 from appo.utils.flags import Flag, flags_of
 from appo.utils.user_modules import import_user_module

@@ -264,7 +264,8 @@ def _uses_of(flag: Flag, value: object, content: Mapping[str, object]) -> list[s
     if flag.name in ("env_kwargs", "eval_env_kwargs") and isinstance(value, dict):
         if not value:
             return []
-        from appo.envs.make import harmful_arguments  # only now: it imports gymnasium, which most commands do not need
+        # Only now: it imports gymnasium, which most commands do not need.
+        from appo.envs.harmless import harmful_arguments
 
         names = harmful_arguments(str(content.get("env", "")), value)
         return [_shown(f"{flag.name} {shown(name)}", value[name]) for name in names]

@@ -25,7 +25,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.incidents import HANG, Incident, error_name, restore_random_state
 from appo.envs.make import make_group, make_single
 from appo.envs.spec import Array, EnvSpec, StepRow
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.command_line import complain, say
 from appo.utils.errors import EnvironmentFailure, UsageError
 from appo.utils.run_folder import RunFolder

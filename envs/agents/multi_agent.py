@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from appo.envs.conversion import require_info
-from appo.envs.env_set import Begun, SingleEnv
 from appo.envs.infos import ACTIVE_KEY, InfoReader
 from appo.envs.journal import NOBODY
+from appo.envs.loop.env_set import Begun, SingleEnv
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.masks import random_action
 from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spaces import num_agents_of
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch

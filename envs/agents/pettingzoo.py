@@ -16,7 +16,7 @@ import numpy as np
 
 from appo.envs.agents.common_spaces import AGENT_ID, CommonSpaces
 from appo.envs.conversion import one_line
-from appo.envs.families import Harmless
+from appo.envs.family import Harmless
 from appo.envs.infos import ACTIVE_KEY
 from appo.envs.outcome import FLAGS, truth_of
 from appo.envs.spec import MASK_KEY

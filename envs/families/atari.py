@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-from gymnasium.envs.registration import EnvSpec as Registration
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
-
-from appo.envs.config import EnvConfig
-from appo.envs.families import MANY_STEPS, PIXELS, Family
-from appo.envs.wrappers import make_registered
+from appo.envs.family import MANY_STEPS, PIXELS, Family, FamilyPreset
 from appo.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec as Registration
+
+    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "Atari",
     package="ale_py",
     extra="atari",
+    examples=("ALE/Pong-v5", "PongNoFrameskip-v4"),
+    treatment="ale-py's C++ vector environment: every 4th frame, gray, 84x84, 4 stacked. Sticky actions as registered"
+    " (0.25, unless `--env_kwargs repeat_action_probability=0`). A lost life does not end the episode, and FIRE is not"
+    " pressed automatically. Training uses the sign of the reward, reports the raw reward",
     ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
     prefixes=("ALE/",),
     names=r"adventure|airraid|alien|amidar|assault|asterix|asteroids|atlantis2?|backgammon|bankheist|basicmath|battlezone|"
@@ -54,6 +58,35 @@ FAMILY = Family(
         "obs_type": r"rgb|grayscale|ram",
         "autoreset_mode": r"NextStep|SameStep",
     },
+    preset=FamilyPreset(
+        ids=r"ALE/|\w+(NoFrameskip|Deterministic)-v\d|envpool:\w+-v5$",
+        # The Nature network.
+        network={
+            "encoder_type": "conv",
+            "encoder_subtype": "convnet_atari",
+            "nonlinearity": "relu",
+            "policy_init_gain": 1.414,
+            "use_rnn": False,
+            "normalize_images": True,
+            "reward_clip": 1.0,
+        },
+        # On two cores the Nature network has hardly begun with Pong after ten minutes; this network is a third of the
+        # work. A step of the game then costs more than training on the step, and two passes pay.
+        network_on_cpu={"encoder_subtype": "convnet_dqn", "hidden_size": 256},
+        learning_on_cpu={"ppo_epochs": 2},
+        # Minibatches of 256 as in Schulman et al. 2017, table 5 (arXiv:1707.06347); one pass over fresher data and a
+        # larger step learn more per second here than the paper's four passes.
+        learning={
+            "rollout": 32,
+            "batch_size": 256,
+            "num_batches_per_iteration": 4,
+            "learning_rate": 5e-4,
+            "vtrace_lambda": 0.95,
+            "adam_eps": 1e-5,
+            "max_grad_norm": 0.5,
+            "exploration_loss_coeff": 0.01,
+        },
+    ),
 )  # fmt: skip
 
 FRAME_SKIP = 4
@@ -82,6 +115,10 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     Raises:
         UsageError: an argument is known to the vector environment only.
     """
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    from appo.envs.wrappers.making import make_registered
+
     arguments = dict(arguments)
     preprocessing = {ours: arguments.pop(name) for name, ours in PREPROCESSING.items() if name in arguments}
     height, width = (arguments.pop(name, 84) for name in SIZES)
@@ -97,10 +134,8 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     return FrameStackObservation(env, _frame_stack(config), padding_type="zero")
 
 
-# The flags decide, then --env_kwargs, then what is usual.
-
-
 def _frame_skip(config: EnvConfig) -> int:
+    # Here and below: the flag decides, then --env_kwargs, then the usual value.
     skip: Any = config.env_frameskip or config.env_kwargs.get("frameskip", FRAME_SKIP)
     return int(skip)
 

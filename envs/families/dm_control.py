@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-from gymnasium.envs.registration import EnvSpec as Registration
+from appo.envs.family import GAUSSIAN_MLP, Family, FamilyPreset
 
-from appo.envs.config import EnvConfig
-from appo.envs.families import Family
-from appo.envs.wrappers import JoinedVectors, RepeatAction, joined_space, make_registered, stack_frames
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec as Registration
+
+    from appo.envs.config import EnvConfig
+
+DOMAINS = (
+    "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid", "Lqr", "Manipulator",
+    "Pendulum", "PointMass", "Quadruped", "Reacher", "Stacker", "Swimmer", "Walker",
+)  # fmt: skip
+"""Domains of the suite; names of envpool's tasks begin with a domain."""
 
 
 def register_tasks() -> None:
@@ -30,16 +37,45 @@ FAMILY = Family(
     "dm_control",
     package="dm_control",
     extra="dm-control",
+    examples=("dm_control/cheetah-run-v0",),
+    treatment="through shimmy; all sensor values as one vector",
     ids=r"dm_control/",
     prefixes=("dm_control/",),
     names=r"(acrobot|ball_in_cup|cartpole|cheetah|dog|finger|fish|hopper|humanoid(_cmu)?|lqr|manipulator|pendulum|"
     r"point_mass|quadruped|reacher|stacker|swimmer|walker)-\w+",
     register=register_tasks,
+    preset=FamilyPreset(
+        ids=r"dm_control/|envpool:(" + "|".join(DOMAINS) + r")[A-Z]\w*-v1$",
+        network=GAUSSIAN_MLP,
+        # MuJoCo's settings with other batches, passes and rates: the physics is the same, but rewards are in [0, 1] in
+        # every step of episodes that never end early. Returns of cartpole-swingup after 75 s on two cores: 151 with
+        # batches of 1024, GAE and a falling rate; 604 with batches of 256; 684 with these values. cheetah-run and
+        # walker-walk learn as fast either way.
+        learning={
+            "rollout": 64,
+            "batch_size": 256,
+            "num_batches_per_iteration": 4,
+            "ppo_epochs": 4,
+            "learning_rate": 5e-4,
+            "lr_schedule": "constant",
+            "train_for_env_steps": 10_000_000,
+            "ppo_clip_ratio": 0.2,
+            "value_loss_coeff": 0.5,
+            "exploration_loss_coeff": 0.0,
+            "max_grad_norm": 1.0,
+            "with_vtrace": True,
+            "vtrace_lambda": 0.95,
+            "gae_lambda": 0.95,
+        },
+    ),
 )
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make one task; those that show pictures too, as some of the locomotion do, keep their keys."""
+    from appo.envs.wrappers.joined import JoinedVectors, joined_space
+    from appo.envs.wrappers.making import RepeatAction, make_registered, stack_frames
+
     _know_only_what_is_there()
     if config.horizon is not None:
         arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}

@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from appo.envs.make import FAMILIES
 from tests import shared_memory
 from tests.integration.runs import run_command
 
@@ -37,16 +38,10 @@ def ids_of(package: str, prefix: str, suffix: str) -> list[str]:
 SCENARIOS = ids_of("vizdoom.gymnasium_wrapper", "Vizdoom", "-v1")
 GAMES = random.Random(1).sample(games, 20) if (games := ids_of("ale_py", "ALE/", "-v5")) else []
 ONE_OF_EACH = {
-    "ALE/Pong-v5": "ale_py",
-    "VizdoomBasic-v1": "vizdoom",
+    **{family.examples[0]: family.package for family in FAMILIES},
     "MiniGrid-MemoryS7-v0": "minigrid",
-    "HalfCheetah-v5": "mujoco",
-    "LunarLander-v3": "Box2D",
     "classic/rps-v2": "pettingzoo",
-    "dm_control/cheetah-run-v0": "dm_control",
     "dm_control/walker-walk-v0": "dm_control",
-    "highway-fast-v0": "highway_env",
-    "envpool:Pong-v5": "envpool",
     "envpool:CheetahRun-v1": "envpool",
     "envpool:CartPole-v1": "envpool",
 }

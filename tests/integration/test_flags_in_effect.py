@@ -39,8 +39,8 @@ ELSEWHERE = {
     "config": "algorithms/run/config.py",
     "init_whole": "algorithms/run/resume.py",
     "save_every_env_steps": "algorithms/run/resume.py",
-    "res_w": "envs/families/vizdoom.py",
-    "res_h": "envs/families/vizdoom.py",
+    "res_w": "envs/families/vizdoom/__init__.py",
+    "res_h": "envs/families/vizdoom/__init__.py",
     "input_evaluation": "algorithms/run/config.py",
 }
 """Flags that a short run of CartPole has no use for -> where they are read."""

@@ -114,12 +114,12 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.envs.infos": ({INFO}, "the door of infos: each value checked by its name"),
     "appo.envs.masks": ({INFO}, "the door of masks"),
     "appo.envs.conversion": ({INFO}, "what infos of a vector say of one row"),
-    "appo.envs.autoreset": ({INFO}, "final observations and infos of a vector that resets in the same step"),
-    "appo.envs.python_loop": ({INFO}, "one environment or several in a loop"),
-    "appo.envs.vector": ({INFO}, "environments that are a vector"),
+    "appo.envs.vectors.autoreset": ({INFO}, "final observations and infos of a vector that resets in the same step"),
+    "appo.envs.loop.python_loop": ({INFO}, "one environment or several in a loop"),
+    "appo.envs.vectors.gym_vector": ({INFO}, "environments that are a vector"),
     "appo.envs.agents.multi_agent": ({INFO}, "several agents"),
     "appo.envs.agents.pettingzoo": ({INFO}, "several agents"),
-    "appo.envs.families.envpool": ({INFO}, "a family that is a vector"),
+    "appo.envs.families.envpool.pool": ({INFO}, "a family that is a vector"),
     # Our own texts and pipes, and what the kernel says.
     "appo.utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
     "appo.utils.command_line": ({FILE}, PROC),
@@ -133,7 +133,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
-    "appo.envs.env_set": ({JSON}, "a copy of what it has made"),
+    "appo.envs.loop.reward_shaping": ({JSON}, "a copy of what it has made"),
 }
 """Module -> what it may read by itself, and why nothing of a stranger's is believed there."""
 

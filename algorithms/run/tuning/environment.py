@@ -17,7 +17,7 @@ from appo.algorithms.runtime.roles import ACTOR
 from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan
 from appo.algorithms.runtime.topology import Topology
-from appo.envs.env_set import OnFailure
+from appo.envs.loop.env_set import OnFailure
 from appo.envs.make import make_group
 from appo.envs.masks import random_action
 from appo.envs.spec import MASK_KEY, EnvSpec, GroupEnv

@@ -244,7 +244,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
     _enter("probe", log_path)
     with _send_failures(pipe):
         from appo.algorithms.run.tuning.environment import Making, stepping_costs
-        from appo.envs.env_set import OnFailure
+        from appo.envs.loop.env_set import OnFailure
 
         config.run.keep_code_out()
         begin, bytes_before = time.perf_counter(), held_bytes()

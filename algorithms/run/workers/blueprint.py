@@ -22,8 +22,8 @@ from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
 from appo.algorithms.runtime.sampling.actor_worker import ActorWorker
 from appo.algorithms.runtime.sampling.env_group import EnvGroup, GroupPlan, only_policy
 from appo.algorithms.runtime.sampling.leak_watch import LeakWatch
-from appo.envs.env_set import OnFailure
 from appo.envs.incidents import IncidentFolder
+from appo.envs.loop.env_set import OnFailure
 from appo.envs.make import make_group
 
 LEAST_GROWTH_BYTES = 256 << 20  # that is no leak, however little memory there is

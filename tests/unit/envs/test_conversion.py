@@ -9,13 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appo.envs.config import EnvConfig
-from appo.envs.conversion import (
-    ActionConverter,
-    FiniteCheck,
-    ObservationWriter,
-    row_of_batched,
-    scale_rewards,
-)
+from appo.envs.conversion import ActionConverter, ObservationWriter, row_of_batched, scale_rewards
+from appo.envs.finite import FiniteCheck
 from appo.envs.infos import InfoReader
 from appo.envs.make import make_group, with_precision
 from appo.envs.precision import Precision

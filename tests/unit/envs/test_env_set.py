@@ -4,8 +4,8 @@ import traceback
 import numpy as np
 import pytest
 
-from appo.envs.env_set import IN_A_ROW, PERIOD_STEPS, EnvSet, FailureRule, OnFailure
-from appo.envs.python_loop import PythonLoop
+from appo.envs.loop.env_set import IN_A_ROW, PERIOD_STEPS, EnvSet, FailureRule, OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 from tests.unit.envs.mortal import SPEC, Mortal, Mortals
 from tests.unit.envs.rollouts import Rollout, collect
@@ -173,7 +173,7 @@ def test_a_failure_to_close_is_a_warning() -> None:
 
 def test_the_log_says_why_once_in_a_while(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 50.0
-    monkeypatch.setattr("appo.envs.env_set.time.monotonic", lambda: now)
+    monkeypatch.setattr("appo.envs.loop.env_set.time.monotonic", lambda: now)
     mortals = Mortals({(life, "step", 2): ValueError(f"no\n{life}") for life in range(4)})
     loop = PythonLoop([Mortals({}), mortals], name="Mortal", spec=SPEC, on_failure=OnFailure(10))
     with caplog.at_level(logging.WARNING):
@@ -190,7 +190,7 @@ def test_the_first_cause_is_shown_though_an_earlier_failure_has_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 50.0
-    monkeypatch.setattr("appo.envs.env_set.time.monotonic", lambda: now)
+    monkeypatch.setattr("appo.envs.loop.env_set.time.monotonic", lambda: now)
     envs = EnvSet([Mortals({})], "Mortal", OnFailure(10))
     failure = EnvironmentFailure("Mortal raised ValueError: no")
     failure.__cause__ = ValueError("no")

@@ -9,10 +9,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from appo.envs.config import EnvConfig
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spec import SINGLE_KEY
-from appo.envs.wrappers import NeverTerminates
+from appo.envs.wrappers.flags import NeverTerminates
 from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
 

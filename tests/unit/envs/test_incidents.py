@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from appo.envs import incidents
-from appo.envs.env_set import OnFailure
 from appo.envs.incidents import Incident, IncidentFolder, random_state
 from appo.envs.journal import Journal
-from appo.envs.python_loop import PythonLoop
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.utils.errors import EnvironmentFailure, UsageError
 from tests.unit.envs.mortal import SPEC, Mortals
 from tests.unit.envs.rollouts import collect

@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.infos import InfoReader
 from appo.envs.spec import EpisodeStats, GroupEnv
-from appo.envs.vector import GymVector
-from appo.envs.wrappers import RepeatAction
+from appo.envs.vectors.gym_vector import GymVector
+from appo.envs.wrappers.making import RepeatAction
 from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch
 from tests.unit.envs.rollouts import collect
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from appo.envs.spec import MASK_KEY
-from appo.envs.wrappers import JoinedVectors, join_rows, joined_space
+from appo.envs.wrappers.joined import JoinedVectors, join_rows, joined_space
 
 FLOATS = spaces.Dict(
     {

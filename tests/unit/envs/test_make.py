@@ -18,12 +18,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from appo.envs import make, names
 from appo.envs.agents import pettingzoo
 from appo.envs.config import EnvConfig
-from appo.envs.families import WITHOUT_ADAPTER, Family, adapter_names
+from appo.envs.family import Adapter, Family
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
 from appo.envs.names import bare, suggestion
-from appo.envs.python_loop import PythonLoop
 from appo.envs.toys.toy import TOYS, CounterVector
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import CannotBeDrawn, EnvironmentFailure, SpaceMismatch, UsageError
 from appo.utils.flags import flags_of
 from tests.unit.envs import stubborn
@@ -137,33 +137,20 @@ def test_a_package_that_is_broken_in_whatever_way_has_nothing_to_suggest() -> No
     def register() -> None:
         raise ValueError("numpy.dtype size changed, may indicate binary incompatibility")
 
-    broken = Family("Broken", package="json", extra="broken", register=register)
+    broken = Family("Broken", package="json", extra="broken", examples=(), register=register)
     assert suggestion("CartPol-v1", [broken]).startswith("; did you mean CartPole-v1")
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "install"),
-    [
-        ("ALE/Pong-v5", "ale_py", "appo[atari]"),
-        ("PongNoFrameskip-v4", "ale_py", "appo[atari]"),
-        ("VizdoomBasic-v1", "vizdoom", "appo[vizdoom]"),
-        ("MiniGrid-Empty-5x5-v0", "minigrid", "appo[minigrid]"),
-        ("HalfCheetah-v5", "mujoco", "appo[mujoco]"),
-        ("LunarLander-v3", "Box2D", "appo[box2d]"),
-        ("dm_control/cheetah-run-v0", "dm_control", "appo[dm-control]"),
-        ("highway-fast-v0", "highway_env", "appo[highway]"),
-        ("intersection-multi-agent-v1", "highway_env", "appo[highway]"),
-        ("envpool:Pong-v5", "envpool", "appo[envpool]"),
-    ],
+    ("name", "family"), [(name, family) for family in FAMILIES for name in family.examples], ids=str
 )
-def test_a_missing_optional_package_is_named(
-    name: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_optional_package_is_named(name: str, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "find_spec", lambda module: None)
     make._require_package.cache_clear()
     with pytest.raises(UsageError) as caught:
         check_name(EnvConfig(env=name))
-    assert str(caught.value) == f'{name} needs the package {package}: pip install "{install}"'
+    install = f'pip install "appo[{family.extra}]"'
+    assert str(caught.value) == f"{name} needs the package {family.package}: {install}"
 
 
 @pytest.mark.parametrize(
@@ -180,10 +167,6 @@ def test_a_missing_optional_package_is_named(
             'did you mean dm_control/cheetah-run-v0? It needs the package dm_control: pip install "appo[dm-control]"',
         ),
         (
-            "highway-fast",
-            'highway-env, which is not installed, has environments of such names: pip install "appo[highway]"',
-        ),
-        (
             "pursuit-v4",
             'PettingZoo, which is not installed, has environments of such names: pip install "appo[multiagent]"',
         ),
@@ -197,7 +180,7 @@ def test_a_name_without_its_prefix_tells_the_package_to_install(
     monkeypatch.setattr(pettingzoo, "find_spec", lambda package: None)
     entries = {i: str(one.entry_point) for i, one in gymnasium.registry.items()}
     bare_registry = {
-        i: gymnasium.registry[i] for i, entry in entries.items() if re.match(r"envs\.toys|gymnasium\.", entry)
+        i: gymnasium.registry[i] for i, entry in entries.items() if re.match(r"appo\.envs\.toys|gymnasium\.", entry)
     }
     monkeypatch.setattr(gymnasium, "registry", bare_registry)
     with pytest.raises(UsageError) as caught:
@@ -222,7 +205,7 @@ def test_the_names_by_which_families_are_known_are_those_of_their_environments()
 
 def test_no_optional_package_is_imported_to_know_the_families() -> None:
     packages = {family.package for family in make.FAMILIES}
-    code = f"import sys, envs.make; print(*sorted(sys.modules.keys() & {packages!r}))"
+    code = f"import sys, appo.envs.make; print(*sorted(sys.modules.keys() & {packages!r}))"
     root = Path(make.__file__).resolve().parents[1]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=True
@@ -233,16 +216,16 @@ def test_no_optional_package_is_imported_to_know_the_families() -> None:
 @pytest.mark.parametrize("family", make.FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_an_extra_in_setup_and_a_way_to_be_recognized(family: Family) -> None:
     setup = Path(make.__file__).resolve().parents[1].joinpath("setup.py").read_text()
-    assert f'        "{family.extra}": ' in setup
+    assert f'    "{family.extra}": [' in setup
     assert family.ids or family.entry_points
     assert all(flag in flags_of(EnvConfig) for flag in family.flags)
     assert len([other for other in make.FAMILIES if other.name == family.name]) == 1
 
 
 def test_every_adapter_is_one_of_a_family() -> None:
-    adapters = [adapter for adapter in make.FAMILIES.values() if adapter is not None]
-    assert len(adapters) == len(adapter_names()) == len(make.FAMILIES) - len(WITHOUT_ADAPTER)
-    assert all(isinstance(adapter, make.Adapter) for adapter in adapters)
+    plain = {family.name for family, adapter in FAMILIES.items() if adapter is None}
+    assert plain == {"MuJoCo", "Box2D"}
+    assert all(isinstance(adapter, Adapter) for adapter in FAMILIES.values() if adapter is not None)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +234,6 @@ def test_every_adapter_is_one_of_a_family() -> None:
         ("ALE/Pong-v5", "ale_py.env:AtariEnv", "atari"),
         ("mine/Pong-v0", "ale_py.env:AtariEnv", "atari"),
         ("MiniGrid-Mine-v0", "mine:Grid", "minigrid"),
-        ("highway-fast-v0", "highway_env.envs:HighwayEnvFast", "highway"),
         ("merge-mine-v0", "mine:Merge", None),  # a word that others use too
         ("HalfCheetah-v5", "gymnasium.envs.mujoco:HalfCheetahEnv", None),
         ("CartPole-v1", "gymnasium.envs.classic_control:CartPoleEnv", None),

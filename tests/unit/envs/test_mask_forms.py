@@ -11,13 +11,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from appo.algorithms.models.actor_critic import model_inputs
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
-from appo.envs.env_set import OnFailure
+from appo.envs.loop.env_set import OnFailure
 from appo.envs.make import make_group
 from appo.envs.masks import masks_said, random_action
 from appo.envs.spaces import spec_of
 from appo.envs.spec import GroupEnv
-from appo.envs.vector import GymVector
-from appo.envs.wrappers import RepeatAction, with_masks_of_method, with_masks_of_methods
+from appo.envs.vectors.gym_vector import GymVector
+from appo.envs.wrappers.making import RepeatAction
+from appo.envs.wrappers.masks_of_method import with_masks_of_method, with_masks_of_methods
 from appo.utils.errors import EnvironmentFailure, NothingAllowed, SpaceMismatch, UsageError
 from tests.unit.envs.mask_game import FORMS, SHOWN, STEPS, Game, Games
 from tests.unit.envs.rollouts import collect

@@ -6,12 +6,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.masks import ActionMasks, random_action
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spaces import MaskForm, spec_of
 from appo.envs.spec import GroupEnv, ObservationSpec
 from appo.envs.toys.spaces import Spaces, spaces_vector
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import collect
 

@@ -4,9 +4,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from appo.envs.python_loop import PythonLoop
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.spec import GroupEnv, StepRow
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 
 FRAMES: dict[str, list[int | None]] = {
     "constant": [4, 4, 4],

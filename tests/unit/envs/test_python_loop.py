@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from appo.envs.env_set import OnFailure
-from appo.envs.python_loop import PythonLoop
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.spec import ActionPart, ObservationSpec, StepRow
 from appo.envs.toys.toy import Counter, Target, counter_length, counter_step
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
@@ -80,7 +80,7 @@ def test_the_time_of_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         return 1000 * len(looked_at)
 
     clock = PhaseClock(now, lambda: 0)
-    monkeypatch.setattr("appo.envs.env_set.clock", clock)
+    monkeypatch.setattr("appo.envs.loop.env_set.clock", clock)
     loop = counters(4)
     clock.restart()
     clock.enter(ENV)

@@ -5,8 +5,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from appo.envs.env_set import OnFailure
-from appo.envs.python_loop import PythonLoop
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 

@@ -12,11 +12,11 @@ from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import TransformReward
 
 from appo.envs.config import EnvConfig
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_alone, make_first, make_group
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spec import GroupEnv
 from appo.envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import Rollout, collect
 

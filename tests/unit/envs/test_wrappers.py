@@ -15,7 +15,7 @@ from appo.algorithms.playing.policy import look_at
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group, make_single
 from appo.envs.toys.toy import Counter, counter_length, counter_step, register_toys
-from appo.envs.wrappers import RepeatAction, know_actions_sooner, make_registered, stack_frames
+from appo.envs.wrappers.making import RepeatAction, know_actions_sooner, make_registered, stack_frames
 from appo.utils.errors import SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import collect
 

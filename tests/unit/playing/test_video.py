@@ -16,7 +16,7 @@ import pytest
 from appo.algorithms.playing.video import FASTEST_GIF, Recorder, VideoFile, make_drawn
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_single
-from appo.envs.wrappers import natural_steps_per_second
+from appo.envs.wrappers.making import natural_steps_per_second
 from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
 from tests.unit.envs.rollouts import collect
 from tests.videos import durations_of, pictures_of, rate_of

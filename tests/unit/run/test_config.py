@@ -31,6 +31,7 @@ from appo.algorithms.run.config import (
 )
 from appo.algorithms.tools.print_config import asked_format, format_flags
 from appo.algorithms.tools.train import describe
+from appo.envs import families
 from appo.envs import presets as env_presets
 from appo.envs.config import EnvConfig
 from appo.utils.command_line import flag_text, negation, parse_command_line, words_of_flag
@@ -543,29 +544,36 @@ def test_changed_flags_are_listed() -> None:
 
 
 def test_presets_name_existing_flags_with_valid_values() -> None:
-    names = [name for name in env_presets.PRESETS if name not in env_presets.PATTERNS]
-    for env in [*names, "ALE/Pong", "VizdoomBasic", "MiniGrid-Empty-8x8", "dm_control/dog-run", "highway-fast"]:
-        config = parse_train([f"--env={env}-v1"])
-        for name, value in find_preset(f"{env}-v1", "cpu", APPO()).items():
+    examples = [module.FAMILY.examples[0] for module in families.modules().values()]
+    for env in [*(f"{name}-v1" for name in env_presets.PRESETS), *examples]:
+        config = parse_train([f"--env={env}"])
+        for name, value in find_preset(env, "cpu", APPO()).items():
             assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
 
 
 def test_envs_know_environment_and_network_and_the_algorithm_the_rest() -> None:
     ours = flags_of(EnvConfig).keys() | flags_of(ModelConfig).keys()
-    tables = (*env_presets.PRESETS.values(), *env_presets.ON_CPU.values())
+    of_families = env_presets.by_family().values()
+    tables = (*env_presets.PRESETS.values(), *(one.network | one.network_on_cpu for one in of_families))
     assert all(values.keys() <= ours for values in (*tables, dict.fromkeys(env_presets.BY_KIND)))
-    tables = (*learning_presets.PRESETS.values(), *learning_presets.ON_CPU.values())
+    tables = (*learning_presets.PRESETS.values(), *(one.learning | one.learning_on_cpu for one in of_families))
     assert all(values.keys() <= FLAGS.keys() - ours for values in (*tables, dict.fromkeys(learning_presets.BY_KIND)))
 
 
 def test_settings_of_learning_are_for_environments_that_envs_know() -> None:
-    tables = (learning_presets.PRESETS, learning_presets.ON_CPU, env_presets.ON_CPU)
-    assert all(table.keys() <= env_presets.PRESETS.keys() for table in tables)
-    assert env_presets.PATTERNS.keys() <= env_presets.PRESETS.keys()
+    assert learning_presets.PRESETS.keys() | env_presets.DISCOUNTS.keys() <= env_presets.PRESETS.keys()
+    assert not env_presets.by_family().keys() & env_presets.PRESETS.keys()
 
 
-def test_the_name_of_a_pattern_is_no_environment() -> None:
-    assert [env_presets.find_name(name) for name in ("atari", "highway-v0", "atari-v0")] == [None, "highway", None]
+def test_the_name_of_a_family_is_no_environment() -> None:
+    assert [env_presets.find_name(name) for name in ("atari", "atari-v0", "vizdoom")] == [None, None, None]
+    of_examples = {name: env_presets.find_name(of.FAMILY.examples[0]) for name, of in families.modules().items()}
+    expected = {name: name for name in of_examples} | {
+        "envpool": "atari",
+        "mujoco": "HalfCheetah",
+        "box2d": "LunarLander",
+    }
+    assert of_examples == expected
 
 
 def test_presets_match_whole_names() -> None:

@@ -35,7 +35,7 @@ from appo.algorithms.tools.comparison.saved_runs import flags_of_run
 from appo.algorithms.tools.flags import ReplayConfig
 from appo.algorithms.tools.hub import _examine
 from appo.algorithms.tools.replay_incident import replay
-from appo.envs.make import harmful_arguments
+from appo.envs.harmless import harmful_arguments
 from appo.utils.errors import AppoError, UsageError
 from appo.utils.run_folder import RunFolder
 from appo.utils.user_modules import import_user_module, keep_out_of
@@ -65,7 +65,6 @@ RISKS: list[tuple[str, dict[str, Any], frozenset[str] | None]] = [
     ("game words", {"env": "VizdoomBasic-v1", "env_kwargs": {"game_args": "+exec evil"}}, PLAYED),
     ("class", {"env": "vizdoom.gymnasium_wrapper.gymnasium_env_defns:VizdoomScenarioEnv"}, PLAYED),
     ("pool", {"env": "envpool:D1Basic-v1", "env_kwargs": {"vzd_path": "/usr/bin/perl"}}, PLAYED),
-    ("road", {"env": "highway-v0", "env_kwargs": {"config": {"other_vehicles_type": "a.b.C"}}}, PLAYED),
     ("model", {"env": "Ant-v5", "env_kwargs": {"xml_file": "/tmp/evil.xml"}}, PLAYED),
     ("unknown", {"env": "Mine-v0", "env_kwargs": {"anything": 1}}, PLAYED),
     ("window", {"env_kwargs": {"render_mode": "human"}}, PLAYED),
@@ -132,6 +131,7 @@ def test_harmless_arguments_are_bounded() -> None:
     arguments = {"img_height": 1024, "img_width": 1025, "stack_num": "4", "mode": [1, 2], "noop_max": [[1]]}
     assert harmful_arguments("ALE/Pong-v5", arguments) == ["img_width", "stack_num", "noop_max"]
     assert harmful_arguments("Mine-v0", {"a": None}) == ["a"]
+    assert harmful_arguments("toy/Counter-v0", {"num_steps": 10, "delay": 1e5}) == ["delay"]
 
 
 # The user's own runs.

@@ -15,10 +15,10 @@ from appo.algorithms import cli
 from appo.algorithms.tools.flags import ReplayConfig
 from appo.algorithms.tools.replay_incident import replay
 from appo.envs.config import EnvConfig
-from appo.envs.env_set import OnFailure
 from appo.envs.incidents import Incident, IncidentFolder
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
-from appo.envs.python_loop import PythonLoop
 from appo.utils.errors import EnvironmentFailure, UsageError
 from appo.utils.tracebacks import traceback_of
 from tests.unit.envs.rollouts import collect, journal_memory

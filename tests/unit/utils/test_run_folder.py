@@ -367,7 +367,7 @@ ELSEWHERE = {
     "appo.algorithms.runtime.processes.fork_server: directory.mkdir(mode=448, exist_ok=True)": "temporary",
     "appo.algorithms.runtime.processes.janitor: shutil.rmtree(directory, ignore_errors=True)": "temporary",
     "appo.algorithms.runtime.processes.strays: os.unlink(SHARED_MEMORY + name)": "shared memory",
-    "appo.envs.families.vizdoom: Path(scratch.name, '_vizdoom').mkdir()": "temporary",
+    "appo.envs.families.vizdoom.observations: Path(scratch.name, '_vizdoom').mkdir()": "temporary",
     "appo.algorithms.runtime.processes.janitor: os.unlink(name)": "shared memory",
     "appo.algorithms.runtime.processes.prctl: path.write_text(str(min(1000, int(path.read_text()) + score)))": "/proc",
     "appo.algorithms.run.training: path.unlink(missing_ok=True)": "temporary",

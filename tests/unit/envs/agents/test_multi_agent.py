@@ -11,9 +11,9 @@ from gymnasium import spaces
 from appo.envs.agents import pettingzoo
 from appo.envs.agents.multi_agent import MultiAgentLoop, Roster, loop_over
 from appo.envs.config import EnvConfig
-from appo.envs.env_set import OnFailure
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spaces import find_out_agents, num_agents_of
 from appo.envs.spec import MASK_KEY, TEAM_RETURN
 from appo.envs.toys.agents import Pair, RockPaperScissors, Shifts, shift_of, shift_reward

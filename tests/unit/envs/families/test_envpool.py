@@ -9,10 +9,10 @@ import pytest
 
 from appo.algorithms.playing.video import natural_steps_per_second
 from appo.envs.config import EnvConfig
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
-from appo.envs.python_loop import PythonLoop
 from appo.envs.spec import GroupEnv, ObservationSpec
-from appo.envs.vector import GymVector
+from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
 

@@ -30,7 +30,7 @@ def one_hot_slowly(image: np.ndarray) -> np.ndarray:
 
 
 def test_symbols_are_one_hot() -> None:
-    from appo.envs.families.minigrid import one_hot_symbols
+    from appo.envs.families.minigrid.symbols import one_hot_symbols
 
     random = np.random.default_rng(0)
     for height, width in ((7, 7), (3, 5), (1, 1)):
@@ -44,7 +44,7 @@ def test_symbols_are_one_hot() -> None:
 
 @pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5-v0", "BabyAI-GoToObj-v0", "MiniGrid-LavaGapS5-v0"])
 def test_what_is_shown_is_what_the_plain_environment_shows(name: str) -> None:
-    from appo.envs.families.minigrid import hashed_words
+    from appo.envs.families.minigrid.symbols import hashed_words
 
     env, plain, random = make_single(EnvConfig(env=name)), gymnasium.make(name), np.random.default_rng(0)
     shown, expected = env.reset(seed=3)[0], plain.reset(seed=3)[0]
@@ -79,7 +79,7 @@ def test_the_spec() -> None:
 
 
 def entries(mission: str) -> set[int]:
-    from appo.envs.families.minigrid import hashed_words
+    from appo.envs.families.minigrid.symbols import hashed_words
 
     return set(np.flatnonzero(hashed_words(mission)).tolist())
 
@@ -104,7 +104,7 @@ def test_missions_that_differ_in_order_or_a_word_are_told_apart() -> None:
 
 def test_what_a_mission_became_cannot_be_changed_by_who_gets_it() -> None:
     """The arrays are remembered: two environments with one mission share one."""
-    from appo.envs.families.minigrid import hashed_words
+    from appo.envs.families.minigrid.symbols import hashed_words
 
     first = hashed_words("go to the red ball")
     assert hashed_words("go to the red ball") is first
@@ -140,7 +140,7 @@ def test_frames_are_not_stacked() -> None:
 
 
 def test_an_environment_without_a_mission() -> None:
-    from appo.envs.families.minigrid import SymbolicObservations
+    from appo.envs.families.minigrid.symbols import SymbolicObservations
 
     class Mute(gymnasium.Env[Any, Any]):
         observation_space = spaces.Dict({"image": spaces.Box(0, 10, (2, 3, 3), np.uint8)})

@@ -52,7 +52,7 @@ def made(name: str = "VizdoomBasic-v1", **flags: Any) -> Any:
     ],
 )
 def test_the_smallest_resolution_that_covers_the_size(width: int, height: int, name: str) -> None:
-    from appo.envs.families.vizdoom import smallest_resolution
+    from appo.envs.families.vizdoom.observations import smallest_resolution
 
     assert smallest_resolution(width, height) == name
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks
 from appo.algorithms.runtime.messages import EpisodesDone
 from appo.envs.agents.multi_agent import loop_over
-from appo.envs.env_set import OnFailure
+from appo.envs.loop.env_set import OnFailure
 from tests.unit.runtime.groups import Played, episodes
 
 LENGTH, ENVS = 50, 6

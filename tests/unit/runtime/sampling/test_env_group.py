@@ -7,9 +7,9 @@ import pytest
 from appo.algorithms.runtime.messages import ActionRequest, EpisodesDone, SlotReleased, TrajectoryReady
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
 from appo.envs.config import EnvConfig
-from appo.envs.env_set import OnFailure
+from appo.envs.loop.env_set import OnFailure
+from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group
-from appo.envs.python_loop import PythonLoop
 from appo.envs.toys.agents import shift_of, shift_reward
 from appo.envs.toys.toy import counter_length, counter_step
 from appo.utils.timing import clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import warnings
@@ -19,6 +18,7 @@ import numpy as np
 from appo.envs.conversion import failure_of, one_line, require_info, reraise
 from appo.envs.incidents import IncidentFolder, random_state
 from appo.envs.journal import Journal, JournalMemory
+from appo.envs.loop.reward_shaping import default_reward_shaping, set_reward_shaping
 from appo.envs.masks import BY_METHOD, METHOD
 from appo.envs.spaces import (
     AS_THEY_ARE,
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 SingleEnv = gymnasium.Env[Any, Any]
 
 Begun = tuple[Any, Any]
-"""The first observation of an episode and its info; of several agents, lists of them."""
+"""The first observation of an episode and the info; of several agents, lists of both."""
 
 PERIOD_STEPS = 1000
 
@@ -56,12 +56,12 @@ LINE_SECONDS = 10.0
 class FailureRule:
     """When an environment that fails again and again is given up.
 
-    One that fails now and then is made again for ever. Too often is more than `most` times in `PERIOD_STEPS` of its
-    steps (with 10, failures that come by chance once in 1,000 steps are never too many), or `IN_A_ROW` times without
-    a step that succeeded in between.
+    An environment that fails now and then is made again for ever. Too often is more than `most` times in `PERIOD_STEPS`
+    of the environment's steps (with 10, failures by chance once in 1,000 steps are never too many), or `IN_A_ROW` times
+    without a successful step in between.
 
     Args:
-        most: how often an environment may be made again within `PERIOD_STEPS` of its steps; 0: never.
+        most: largest number of rebuilds of an environment within `PERIOD_STEPS` of its steps; 0: never rebuild.
     """
 
     def __init__(self, most: int) -> None:
@@ -69,7 +69,7 @@ class FailureRule:
         self._failures: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=max(most + 1, IN_A_ROW)))
 
     def forgives(self, index: int, step: int) -> bool:
-        """Note that an environment failed in that step of its group; whether it may be made again."""
+        """Note a failure of an environment in a step of the group; return whether the environment may be made again."""
         failures = self._failures[index]
         failures.append(step)
         latest = list(failures)[-IN_A_ROW:]
@@ -84,13 +84,13 @@ def tell_nobody() -> None:
 
 @dataclass(frozen=True)
 class OnFailure:
-    """Rules for an environment that fails, and for telling one that hangs from many that are slow.
+    """Rules for an environment that fails, and signs of life that distinguish a hang from many slow environments.
 
     Attributes:
-        max_rebuilds: how often it is made again, see `FailureRule`; 0: its failure is raised.
-        incidents: where is written what led to it; None: nowhere.
-        memory: where what it was asked to do is kept, so that it outlives the process; None: nowhere.
-        alive: called before one is made or reset, and before each step that is taken to decorrelate them.
+        max_rebuilds: number of rebuilds, see `FailureRule`; 0: a failure is raised.
+        incidents: writer of the steps before a failure; None: nothing is written.
+        memory: memory of the steps that outlives the process; None: none.
+        alive: function called before an environment is made or reset, and before each step of decorrelation.
     """
 
     max_rebuilds: int = 0
@@ -103,19 +103,19 @@ RAISE = OnFailure()
 
 
 class EnvSet:
-    """The single environments of one group, which all have the same spaces.
+    """The single environments of one group, which have equal spaces.
 
     Args:
-        env_fns: one factory per environment.
-        name: the environment's name in messages.
-        on_failure: what is done about one that fails.
+        env_fns: factory of each environment.
+        name: name of the environment in messages.
+        on_failure: rules for failures.
 
     Attributes:
-        alive: of `on_failure`.
-        journal: what they were asked to do; None where it is not kept.
-        spaces: of observations and actions, of every environment.
-        step_functions: `step` of every environment.
-        rebuilds: environments made again so far.
+        alive: function of `on_failure`.
+        journal: journal of the calls; None: none is kept.
+        spaces: observation and action space of every environment.
+        step_functions: method `step` of every environment.
+        rebuilds: number of environments made again.
 
     Raises:
         EnvironmentFailure: a factory raised, or the spaces differ.
@@ -151,14 +151,14 @@ class EnvSet:
         return self._envs[index]
 
     def spec(self, known: EnvSpec | None = None, form: ActionForm = AS_THEY_ARE) -> EnvSpec:
-        """Return the spaces of the environments; one is reset where its info could hold a mask, unless that is known.
+        """Return the spec; an environment is reset if its info could contain a mask, unless the spec is known.
 
         Args:
-            known: what is known of them already.
-            form: how policies act in them, where nothing is known.
+            known: known spec.
+            form: units in which policies act, without a known spec.
 
         Raises:
-            SpaceMismatch: something else is known of them.
+            SpaceMismatch: the known spec is of other spaces.
         """
         assert self.spaces is not None
         if known is not None:
@@ -189,7 +189,7 @@ class EnvSet:
         return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
-        """Reward an agent of an environment by these coefficients, also when it is made again."""
+        """Set the coefficients of an agent's reward, also for every rebuild of the environment."""
         self._shaping[index][agent] = shaping
         set_reward_shaping(self._envs[index], self.name, agent, shaping)
 
@@ -203,10 +203,10 @@ class EnvSet:
         return begun
 
     def forgive(self, index: int, error: BaseException, step: int) -> EnvironmentFailure:
-        """The failure that an error means, if the environment may be made again.
+        """Return the failure of an error, if the environment may be made again.
 
         Raises:
-            EnvironmentFailure: it may not: it fails too often, or would only repeat this.
+            EnvironmentFailure: the environment fails too often, or would only fail again.
             BaseException: the error is not the environment's.
         """
         failure = failure_of(self.name, error)
@@ -222,7 +222,7 @@ class EnvSet:
         return failure
 
     def begin_anew(self, index: int, failure: EnvironmentFailure) -> Begun:
-        """Close an environment that failed, make it again, and begin an episode with a seed that none had before."""
+        """Close an environment that failed, make a new one, and begin an episode with a new seed."""
         self._say(index, failure)
         self._close(index)
         self._make(index)
@@ -232,7 +232,7 @@ class EnvSet:
         return self._begin(index, int(seeds.generate_state(1)[0]) >> 1)  # some keep seeds in a signed int
 
     def close(self) -> None:
-        """Close every environment; one that fails to close is reported as a warning."""
+        """Close every environment; a failure to close is reported as a warning."""
         for index in range(len(self._envs)):
             self._close(index)
         self._leave()
@@ -285,7 +285,7 @@ class EnvSet:
             raise SpaceMismatch(f"{self.name}: env {index} has {agents or 1} agents, {than} {self._num_agents or 1}")
 
     def _close(self, index: int) -> None:
-        """Close an environment and put one in its place that can be closed again."""
+        """Close an environment and replace it by one that can be closed again."""
         env, self._envs[index] = self._envs[index], gymnasium.Env()
         self._enter(index, "close")
         try:
@@ -307,45 +307,6 @@ class EnvSet:
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
 
 
-# Environments whose rewards have coefficients that training may change: where they are found and how they are set.
-#
-# Such an environment, or a wrapper around it, has `get_default_reward_shaping()`, which returns a dict of numbers
-# (dicts and lists of them are taken too), and `set_reward_shaping(shaping, agent)`, which rewards an agent by such a
-# dict from then on.
-
-
-GETTER, SETTER = "get_default_reward_shaping", "set_reward_shaping"
-
-
-def default_reward_shaping(env: gymnasium.Env[Any, Any], name: str) -> dict[str, Any]:
-    """The coefficients of an environment as JSON values; {} where it has none that can be set.
-
-    Raises:
-        EnvironmentFailure: it raised, or they are no dict of numbers.
-    """
-    if not (env.has_wrapper_attr(GETTER) and env.has_wrapper_attr(SETTER)):
-        return {}
-    try:
-        found = env.get_wrapper_attr(GETTER)()
-    except BaseException as error:
-        reraise(name, error)
-    try:
-        plain = json.loads(json.dumps(found, allow_nan=False, default=lambda number: number.item()))
-    except (TypeError, ValueError, AttributeError):
-        plain = None
-    if not isinstance(plain, dict):
-        raise SpaceMismatch(f"{name}: {GETTER} must return a dict of finite numbers")
-    return plain
-
-
-def set_reward_shaping(env: gymnasium.Env[Any, Any], name: str, agent: int, shaping: Mapping[str, Any]) -> None:
-    """Reward an agent of an environment by these coefficients from now on."""
-    try:
-        env.get_wrapper_attr(SETTER)(dict(shaping), agent)
-    except BaseException as error:
-        reraise(name, error)
-
-
 class ShapedRows:
     """Base of what steps an `EnvSet`: finds the environment and the agent of a row."""
 
@@ -353,5 +314,5 @@ class ShapedRows:
     _envs: EnvSet
 
     def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
-        """Reward a row by these coefficients from now on."""
+        """Set the coefficients of a row's reward."""
         self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)

@@ -8,47 +8,42 @@ from typing import Any
 
 import numpy as np
 
-from appo.envs.conversion import (
-    ActionConverter,
-    FiniteCheck,
-    ObservationWriter,
-    one_line,
-    require_info,
-)
-from appo.envs.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
+from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info
+from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.journal import NOBODY
+from appo.envs.loop.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
 from appo.envs.masks import ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
 from appo.envs.spaces import AS_THEY_ARE, ActionForm
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
-from appo.envs.wrappers import own_normalization
+from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 
 class PythonLoop(ShapedRows):
     """Steps `num_rows` single environments one after the other.
 
-    An environment whose episode ended is reset on the following step, in place of being stepped (NEXT_STEP): the
-    observation of a done step is the true final one, so bootstrapping through a truncation needs nothing else.
+    The step after the end of an episode only resets the environment (NEXT_STEP): the observation of a done step is the
+    true final observation, so bootstrapping through a truncation needs nothing else.
 
-    An environment that fails is closed and made again, and the others do not notice. Its step never happened: it looks
-    like one that only resets, so it is invalid, and the step before it, which shows its own true next observation, is
-    bootstrapped from that as at a time limit.
+    An environment that fails is closed and made again, without effect on the others. The failed step never happened:
+    the step looks like a reset and is invalid. The step before shows its own true next observation, from which
+    learning bootstraps as at a time limit.
 
     Attributes:
-        cut: [R] the episodes that had begun before the first observation, at the last reset.
-        said: Keys of infos that mean something here, as far as they were found.
+        cut: [R] episodes that had begun before the first observation, at the last reset.
+        said: keys of infos with a meaning for the runtime that were found.
 
     Args:
-        env_fns: One factory per environment; all must make environments with the same spaces.
-        name: The environment's name in messages.
-        seed: Entropy of the random walk below; the environments' own seeds come with `reset`.
-        decorrelate_steps: Before the first observation env i takes a random number of random steps in
-            [0, decorrelate_steps), so that episodes of one group do not end together.
-        spec: What is known of the environments already; without it one is reset to see whether its info holds masks.
-        form: How policies act in them, where nothing is known.
-        on_failure: What is done about an environment that fails; by default its failure is raised.
+        env_fns: factory of each environment; all environments must have equal spaces.
+        name: name of the environment in messages.
+        seed: entropy of the random walk below; `reset` gives the seeds of the environments.
+        decorrelate_steps: before the first observation env i takes a random number of random steps in
+            [0, decorrelate_steps); episodes of one group then do not end together.
+        spec: known spec; None: a reset shows whether infos contain masks.
+        form: units in which policies act, without a known spec.
+        on_failure: rules for an environment that fails; by default a failure is raised.
     """
 
     def __init__(
@@ -83,7 +78,7 @@ class PythonLoop(ShapedRows):
 
     @property
     def rebuilds(self) -> int:
-        """Environments made again so far."""
+        """Number of environments made again."""
         return self._envs.rebuilds
 
     def reset(self, seeds: Sequence[int | None], obs: dict[str, Array]) -> None:
@@ -92,8 +87,8 @@ class PythonLoop(ShapedRows):
         A seed of None keeps the environment's own random numbers going.
 
         Raises:
-            EnvironmentFailure: an environment raised or returned what is not finite, and is not made again, or what
-                does not fit its spaces.
+            EnvironmentFailure: an environment raised or returned numbers that are not finite, and is not made again, or
+                returned values that do not fit its spaces.
         """
         if len(seeds) != len(self._envs):
             raise ValueError(f"expected {len(self._envs)} seeds, got {len(seeds)}")
@@ -110,15 +105,14 @@ class PythonLoop(ShapedRows):
         self._inside[0] = NOBODY
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Step or reset every environment with action [R, A]; write what came out into `row`.
+        """Step or reset every environment with action [R, A]; write the results into `row`.
 
         Raises:
-            EnvironmentFailure: an environment raised or returned what is not finite, and is not made again, or what
-                does not fit its spaces.
+            EnvironmentFailure: as `reset`.
         """
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
         reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
-        plain, inside = obs.get(SINGLE_KEY), self._inside
+        plain, inside, least, largest = obs.get(SINGLE_KEY), self._inside, LEAST, LARGEST
         self._prepare(action, row)
         episodes: list[EpisodeStats] | None = None
         failed: dict[int, EnvironmentFailure] = {}
@@ -131,10 +125,10 @@ class PythonLoop(ShapedRows):
                     observation, info = self._envs.begin(index, None)
                 else:
                     observation, paid, terminated, truncated, info = step(actions[index])
-                    is_plain = type(paid) in NUMBERS and LEAST <= paid <= LARGEST
-                    reward[index] = paid if is_plain else self._paid(index, paid)
-                    goes_on = terminated is False and truncated is False  # as most steps say it
-                    if not goes_on and self._end(index, row, terminated, truncated):
+                    is_number = type(paid) is float or type(paid) in NUMBERS
+                    reward[index] = paid if is_number and least <= paid <= largest else self._paid(index, paid)
+                    may_end = terminated is not False or truncated is not False  # most steps return False twice
+                    if may_end and self._end(index, row, terminated, truncated):
                         require_info(self.name, "step", info)
                         stats = self.infos.stats(index, info)
                         episodes = [*(episodes or []), stats] if stats else episodes
@@ -147,7 +141,7 @@ class PythonLoop(ShapedRows):
                     self._read(info, row, index)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, _explained(self.name, error), self._num_steps)
-        odd = self._odd(row, ended)
+        odd = self._finite(obs, reward) if self._masks is None else self._odd(row, ended)
         if failed or odd:
             self._replace_failed(failed, odd, row)
             episodes = [one for one in episodes or () if not row.first[one.row]]
@@ -155,11 +149,11 @@ class PythonLoop(ShapedRows):
         return episodes or ()
 
     def close(self) -> None:
-        """Close every environment; one that fails to close is reported as a warning."""
+        """Close every environment; a failure to close is reported as a warning."""
         self._envs.close()
 
     def _end(self, index: int, row: StepRow, terminated: Any, truncated: Any) -> bool:
-        """Write the ends of a step; return whether there is one."""
+        """Write the ends of a step; return whether the episode ended."""
         if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
             terminated, truncated = self._ends(terminated, truncated)
         if not (terminated or truncated):
@@ -170,14 +164,14 @@ class PythonLoop(ShapedRows):
         return True
 
     def _odd(self, row: StepRow, ended: Sequence[bool]) -> Mapping[int, EnvironmentFailure]:
-        """Return the failures in what a step has written, by row; masks of rows that `ended` may leave no choice."""
+        """Return the failures in the results of a step, by row; masks of rows that `ended` may leave no choice."""
         odd = self._finite(row.obs, row.reward)
         return {**self._masks.stuck(row.obs, np.array(ended)), **odd} if self._masks else odd
 
     def _replace_failed(
         self, failed: dict[int, EnvironmentFailure], odd: Mapping[int, EnvironmentFailure], row: StepRow
     ) -> None:
-        """Make environments again that raised in this step or returned odd numbers, as if it only began episodes."""
+        """Make environments again that raised or returned odd numbers; the step becomes the begin of an episode."""
         for index in sorted(odd.keys() - failed.keys()):  # what is odd beside a failure was never written
             failed[index] = self._envs.forgive(index, odd[index], self._num_steps)
         for index in list(failed):
@@ -186,10 +180,10 @@ class PythonLoop(ShapedRows):
             row.terminated[index] = row.truncated[index] = self._ended[index] = False
 
     def _replace(self, index: int, failure: EnvironmentFailure, obs: dict[str, Array]) -> None:
-        """Make an environment again until it begins an episode, and write the first observation.
+        """Make an environment again until an episode begins, and write the first observation.
 
         Raises:
-            EnvironmentFailure: it is given up.
+            EnvironmentFailure: the environment is given up.
         """
         self._inside[0], left = index, failure
         self.cut[self._rows(index)] = False
@@ -215,7 +209,7 @@ class PythonLoop(ShapedRows):
         return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
 
     def _prepare(self, action: Array, row: StepRow) -> None:
-        """Remember what is to be done, and write what is true of most steps."""
+        """Record the actions, and write the values of most steps."""
         self._num_steps += 1
         if self._envs.journal is not None:
             self._envs.journal.add(action.reshape(len(self._envs), -1))
@@ -225,7 +219,7 @@ class PythonLoop(ShapedRows):
             row.num_frames.fill(self.spec.frames_per_step)
 
     def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
-        """Take from info what belongs into the slot."""
+        """Copy frames and masks from info into the slot."""
         require_info(self.name, "step", info)
         if self._counts_frames or FRAMES_KEY in info:
             self._read_frames(info, row, index)
@@ -265,7 +259,7 @@ class PythonLoop(ShapedRows):
 
 
 def _explained(name: str, error: BaseException) -> BaseException:
-    """One line on what a step must be, if the error comes from taking one apart and not from inside the env."""
+    """Return a line about the form of a step, if the error comes from unpacking a step and not from inside the env."""
     own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
     if not (own_line and isinstance(error, TypeError | ValueError)):
         return error

@@ -1,4 +1,4 @@
-"""VizDoom's scenarios are drawn small and fast, and have honest ends of episodes."""
+"""VizDoom's observations, resized, with a true last frame and an honest end."""
 
 from __future__ import annotations
 
@@ -7,48 +7,16 @@ import multiprocessing.process
 import os
 import re
 import tempfile
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as Registration
 
-from appo.envs.config import EnvConfig
-from appo.envs.families import MANY_STEPS, WEIGHT, Family
 from appo.envs.spec import SINGLE_KEY
-from appo.envs.wrappers import make_registered, stack_frames
 from appo.utils.errors import UsageError
 
-FAMILY = Family(
-    "VizDoom",
-    package="vizdoom",
-    extra="vizdoom",
-    ids=r"Vizdoom",
-    prefixes=("Vizdoom",),
-    names=r"basic|deadlycorridor|deathmatch|defendcenter|defendline|healthgathering(supreme)?|mywayhome|predictposition|"
-    r"takecover",
-    register=partial(import_module, "vizdoom.gymnasium_wrapper"),
-    flags=("res_w", "res_h"),
-    # All others go to the engine's own settings, of which `vizdoom_path` is the program that it starts.
-    harmless={
-        "frame_skip": 64,
-        "max_buttons_pressed": 16,
-        "treat_episode_timeout_as_truncation": 1,
-        "use_multi_binary_action_space": 1,
-        "screen_resolution": r"RES_\d{3,4}X\d{3,4}",
-        "doom_skill": 5,
-        "episode_timeout": MANY_STEPS,
-        "living_reward": WEIGHT,
-        "death_penalty": WEIGHT,
-    },
-)
-
-FRAME_SKIP = 4
-WIDTH, HEIGHT = 128, 72
 SCREEN = "screen"
 NAMES = {"labels"}
 """Images whose numbers are names, which cannot be averaged."""
@@ -128,21 +96,6 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         interpolation = self._cv2.INTER_NEAREST if key in NAMES else brightness
         resized = self._cv2.resize(image, self._size, interpolation=interpolation)
         return resized.reshape(*resized.shape[:2], -1)  # a single channel is dropped on the way
-
-
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make one game, drawn at the engine's smallest resolution that covers the size asked for.
-
-    Raises:
-        UsageError: no resolution of the engine is large enough, or a wrapper cannot do what a flag asks.
-    """
-    width, height = config.res_w or WIDTH, config.res_h or HEIGHT
-    usual = {"screen_resolution": smallest_resolution(width, height), "frame_skip": FRAME_SKIP}
-    flags = {"frame_skip": config.env_frameskip, "max_episode_steps": config.horizon}
-    arguments = usual | arguments | {name: value for name, value in flags.items() if value is not None}
-    env = make_registered(registration, **arguments)
-    env = DoomObservations(env, width, height)
-    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
 
 
 def smallest_resolution(width: int, height: int) -> str:

@@ -1,4 +1,4 @@
-"""Adapter of any gymnasium vector environment, whatever its autoreset mode."""
+"""Adapter of gymnasium's vector environments, for all autoreset modes."""
 
 from __future__ import annotations
 
@@ -7,54 +7,48 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from appo.envs.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
-from appo.envs.conversion import (
-    ActionConverter,
-    FiniteCheck,
-    ObservationWriter,
-    failure_of,
-    one_line,
-    require_info,
-    reraise,
-)
-from appo.envs.env_set import RAISE, OnFailure
+from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info, reraise
+from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
-from appo.envs.journal import NOBODY, Journal
+from appo.envs.loop.env_set import RAISE, OnFailure
 from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
-from appo.envs.wrappers import VectorMasksOfMethod, layers, own_normalization
+from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
+from appo.envs.vectors.recorder import VectorRecorder
+from appo.envs.wrappers.making import layers
+from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
+from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, UsageError
 from appo.utils.tracebacks import format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 DECLARED_STEPS, UNDECLARED_STEPS, SETTLING_SECONDS = 64, 500, 5.0
-"""Random steps at the start, and their time, in which ends are looked at."""
+"""Bounds of the random steps at the start that look at ends: in steps and in time."""
 
 PROBE_ROUNDS = 4
-"""Partial resets tried at start-up; after 2, 3, 4 and 5 steps, so that one chance coincidence hides nothing."""
+"""Partial resets tried at start-up; after 2, 3, 4 and 5 steps, so that a chance coincidence hides nothing."""
 
 
 class GymVector:
     """Steps a gymnasium vector environment as a group.
 
-    NEXT_STEP is passed on as it is. SAME_STEP hands its final observations over separately. DISABLED is reset by us
-    right after a done and then looks like SAME_STEP; its partial reset is tried out at construction.
+    NEXT_STEP is passed on unchanged. SAME_STEP hands final observations over separately. The group resets a DISABLED
+    vector right after a done as SAME_STEP does; the constructor tries a partial reset.
 
     Args:
-        make_vector: Makes the vector environment.
-        name: The environment's name in messages.
-        spec: What is known of the environment already; without it, it is reset to see whether its infos hold masks.
-        form: How policies act in it, where nothing is known.
-        on_failure: Where is written what led to a failure, which is raised all the same.
+        make_vector: function that makes the vector environment.
+        name: name of the environment in messages.
+        spec: known spec; None: a reset shows whether infos contain masks.
+        form: units in which policies act, without a known spec.
+        on_failure: record of the steps before a failure; a failure of a vector is always raised.
     """
 
     def __init__(
@@ -87,7 +81,7 @@ class GymVector:
         trusted = type(self._env.unwrapped).__module__.startswith("gymnasium.")  # its vectors do what they declare
         self.ends = Ends(name, self._mode, is_declared=is_declared, is_trusted=trusted)
         self._final_obs = self._observations.empty(self.num_rows)
-        self._ended = np.zeros(self.num_rows, np.bool_)
+        self._ended, self._num_ended = np.zeros(self.num_rows, np.bool_), 0  # in the step before
         self._counts_frames = False  # once infos say how many frames a step took, all of them are written
         if self._mode is AutoresetMode.DISABLED:
             verify_partial_reset(self)
@@ -95,10 +89,10 @@ class GymVector:
     def reset(self, seeds: Sequence[int], obs: dict[str, Array]) -> None:
         """Start an episode in every row and write the first observations [R, *].
 
-        Only gymnasium's own vectors are known to take one seed per env; others derive theirs from the first one.
+        Only gymnasium's own vectors certainly take a seed per env; others derive all seeds from the first.
 
         Raises:
-            EnvironmentFailure: the environment raised, or an observation does not fit its space.
+            EnvironmentFailure: the environment raised, or an observation does not fit the space.
         """
         if len(seeds) != self.num_rows:
             raise ValueError(f"expected {self.num_rows} seeds, got {len(seeds)}")
@@ -109,38 +103,42 @@ class GymVector:
             require_info(self.name, "reset", infos)
             self._observations.write_batch(obs, observation)
             self.ends.begin(obs)
-            self._ended = np.zeros(self.num_rows, np.bool_)
+            self._ended, self._num_ended = np.zeros(self.num_rows, np.bool_), 0
             self._write_masks(obs, infos, ~self._ended)
             self._check_masks(obs)
             self._require_finite(obs, np.zeros(self.num_rows, np.float32))
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Step all rows with action [R, A]; write what came out into `row`.
+        """Step all rows with action [R, A]; write the results into `row`.
 
         Raises:
-            EnvironmentFailure: the environment raised, an observation does not fit its space, or a final observation
+            EnvironmentFailure: the environment raised, an observation does not fit the space, or a final observation
                 is missing.
         """
         with self._recorder.stepping(action):
             observation, reward, terminated, truncated, infos = self._env.step(self._actions.batch(action))
-            require_info(self.name, "step", infos)
-            infos = gathered(self._env, infos)
-            self._write_outcome(row, reward, terminated, truncated)
-            self._write_frames(row, infos)
+            if type(infos) is not dict:
+                require_info(self.name, "step", infos)
+            infos = gathered(self._env, infos) if infos else infos
+            ends = self._write_outcome(row, reward, terminated, truncated)
+            if infos or self._counts_frames:
+                self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again.
-            ends = bool(self._ended.any())
             episodes = self._episodes(infos) if ends and infos else ()
-            self._write_masks(row.obs, infos, ~self._ended)
+            if infos or self._masks is not None:
+                self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
             if self.spec.same_step and ends:
                 infos_of_restarted = self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
-                self.ends.look(row.obs)
+                if not self.ends.is_trusted:
+                    self.ends.look(row.obs)
                 if ends:
-                    self._compare(row.obs, self._final_obs, infos)
-            self._write_masks(row.obs, infos_of_restarted, self._ended)
-            self._check_masks(row.obs)
+                    self._verify(row.obs, infos)
+            if infos_of_restarted or self._masks is not None:
+                self._write_masks(row.obs, infos_of_restarted, self._ended)
+                self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)
             if row.has_final is not None and row.has_final.any():
                 self._require_finite(row.final_obs, row.reward, row.has_final)
@@ -164,8 +162,8 @@ class GymVector:
             text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
             warnings.warn(text, stacklevel=2)
 
-    def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Write first, reward, terminated and truncated, and remember the rows that ended."""
+    def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> int:
+        """Write first, reward, terminated and truncated; return how many rows ended."""
         write_rewards(self.name, reward, row.reward)
         row.terminated[:] = truths_of(self.name, "terminated", terminated, self.num_rows)
         # Both at once: terminated.
@@ -175,16 +173,20 @@ class GymVector:
             row.first[:] = self._ended
             if row.has_final is not None:
                 row.has_final[:] = row.truncated
-            return
+            self._num_ended = int(np.count_nonzero(self._ended))
+            return self._num_ended
         row.first[:] = self._ended
-        if self._ended.any():
-            self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
+        if self._num_ended:
+            if not self.ends.is_trusted:
+                self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
             row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
             row.terminated[self._ended] = row.truncated[self._ended] = False
         self._ended = row.terminated | row.truncated
+        self._num_ended = int(np.count_nonzero(self._ended))
+        return self._num_ended
 
     def _write_frames(self, row: StepRow, infos: Mapping[str, Any]) -> None:
-        """Write the frames behind every step; what SAME_STEP says of a last step stands in `final_info`."""
+        """Write the frames behind every step; a SAME_STEP vector reports the frames of a last step in `final_info`."""
         final = infos.get("final_info", {}) if self.spec.same_step else {}
         if FRAMES_KEY in infos or FRAMES_KEY in final:
             self._counts_frames = True
@@ -197,7 +199,7 @@ class GymVector:
                 self.infos.batch_of_frames(source, rows, row.num_frames)
 
     def _discover(self, form: ActionForm) -> EnvSpec:
-        """The spec of the vector, which is reset where its infos could hold masks."""
+        """Return the spec; a vector whose infos could contain masks is reset."""
         spaces = (self._env.single_observation_space, self._env.single_action_space)
         frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
         spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step, form=form)
@@ -214,7 +216,7 @@ class GymVector:
         return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
 
     def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
-        """Take the masks of these rows [R] from infos if they come there; refuse those that have no place."""
+        """Copy the masks of some rows [R] from infos if masks come there; refuse masks that have no place in memory."""
         if infos:
             self.infos.refuse_masks(infos)
         if self._masks is not None and self._masks.in_info:
@@ -228,15 +230,15 @@ class GymVector:
                 raise failure
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the final observations of the rows that ended and the first ones of their next episodes.
+        """Write the final observations of the rows that ended and the first ones of the next episodes.
 
         Returns:
-            The infos that belong to those first observations.
+            infos of the first observations.
         """
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
-            self._compare(row.final_obs, self._final_obs, infos)
+            self._verify(row.final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
             require_info(self.name, "reset", infos)
             self._observations.write_batch(row.obs, observation)
@@ -253,15 +255,22 @@ class GymVector:
             )
         return infos
 
-    def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
-        """Write the final observations that infos hold, and compare them with what ended rows show.
+    def _verify(self, shown: dict[str, Array], infos: Mapping[str, Any]) -> None:
+        """Count the rows that ended, and compare observations of these rows with the final observations in infos."""
+        if self.ends.is_trusted:
+            self.ends.count += self._num_ended
+        else:
+            self._compare(shown, self._final_obs, infos)
 
-        They are an object array, or a dense batch (ale-py), with a mask or without.
+    def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
+        """Write the final observations in infos, and compare the observations of ended rows with them.
+
+        Final observations are an object array, or a dense batch (ale-py), with a mask or without.
 
         Returns:
-            Of which rows there are any, [R].
+            rows [R] with a final observation.
         """
-        final, mask = final_obs_in(infos)
+        final, mask = final_obs_in(infos) if infos else (None, False)
         given: BoolArray = self._ended & np.asarray(mask, np.bool_)
         if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
             given &= np.array([one is not None for one in final])
@@ -273,10 +282,10 @@ class GymVector:
         return given
 
     def settle_mode(self) -> None:
-        """Step at random until ends have shown how the vector goes on; what it does not declare is taken from there.
+        """Step at random until ends have proved how the vector goes on; a missing declaration follows from the proof.
 
         Raises:
-            Contradiction: it does something else than it declares, or what cannot be learned from.
+            Contradiction: the vector contradicts the declaration, or resets in a way that is no basis for learning.
             EnvironmentFailure: the environment raised.
         """
         is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
@@ -299,14 +308,14 @@ class GymVector:
             self.spec = replace(self.spec, same_step=same_step, notes=self.spec.notes + notes)
 
     def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
-        """Statistics of the rows that ended now; a SAME_STEP vector keeps them under `final_info`."""
+        """Statistics of the rows that ended now; a SAME_STEP vector has them under `final_info`."""
         return self.infos.batch_of_stats(infos.get("final_info", infos), self._ended)
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:
-    """Return how the vector goes on after a done, and whether it says so.
+    """Return the mode after a done, and whether the vector declares the mode.
 
-    If it does not, what is known of it already decides; else NEXT_STEP, with a warning.
+    Without a declaration the known spec decides; else NEXT_STEP, with a warning.
     """
     said = (env.metadata or {}).get("autoreset_mode")
     with suppress(ValueError):
@@ -318,7 +327,7 @@ def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -
 
 
 def verify_partial_reset(group: GymVector) -> None:
-    """Check that reset(options={"reset_mask": mask}) leaves the other rows where they are.
+    """Check that reset(options={"reset_mask": mask}) leaves rows outside the mask unchanged.
 
     A vector that ignores the mask would cut every running episode short whenever one ends, unnoticed.
 
@@ -346,7 +355,7 @@ def verify_partial_reset(group: GymVector) -> None:
 def random_steps(
     group: GroupEnv, num_steps: int, random: np.random.Generator, enough: Callable[[], bool] = lambda: False
 ) -> dict[str, Array]:
-    """The observations after some steps from a reset, taken as an actor takes them; fewer when it is enough."""
+    """Return the observations after random steps from a reset, taken as an actor takes steps; fewer when `enough`."""
     num_rows, spec = group.num_rows, group.spec
     obs, final_obs = (
         {key: np.zeros((num_rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
@@ -361,67 +370,3 @@ def random_steps(
         masks = obs[MASK_KEY].reshape(num_rows, -1) > 0 if spec.action_mask else [None] * num_rows
         group.step(np.concatenate([random_action(spec.action, mask, random) for mask in masks]), row)
     return obs
-
-
-# Records what a vector of environments is asked to do, and how that ends.
-
-
-class VectorRecorder:
-    """Entered whenever the code of a vector runs; what comes out of it is raised as a failure of the environment.
-
-    Args:
-        name: the environment's name in messages.
-        on_failure: where is written what led to a failure, and where that outlives the process.
-    """
-
-    def __init__(self, name: str, on_failure: OnFailure) -> None:
-        memory = on_failure.memory
-        self._name, self._incidents = name, on_failure.incidents
-        self._journal = Journal(len(memory.begun), memory, together=True) if memory else None
-
-    def making(self) -> Self:
-        """For making the vector."""
-        if self._journal is not None:
-            self._journal.place = "init"
-        return self
-
-    def resetting(self, seeds: Sequence[int]) -> Self:
-        """For the first reset of all its environments."""
-        if self._journal is not None:
-            for index, seed in enumerate(seeds):
-                self._journal.begins(index, int(seed), None)
-        return self
-
-    def stepping(self, action: Array) -> Self:
-        """For a step with action [R, A]."""
-        if self._journal is not None:
-            self._journal.add(action)
-        return self
-
-    def closes(self) -> None:
-        """It is about to be closed, which is the last that is done to it."""
-        if self._journal is not None:
-            self._journal.enters(0, "close")
-
-    def __enter__(self) -> Self:
-        if self._journal is not None:
-            self._journal.inside[0] = 0
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._fail(error)
-        if self._journal is not None:
-            self._journal.enters(NOBODY, "step")
-
-    def _fail(self, error: BaseException) -> None:
-        """Raise what came out of the vector in one line, and write what led to it."""
-        failure = failure_of(self._name, error)
-        if failure is None:
-            return
-        if self._journal is not None and self._incidents is not None:
-            self._incidents.write(-1, failure, self._journal.story_of_all())
-        if failure is not error:
-            raise failure

@@ -1,42 +1,17 @@
-"""MiniGrid and BabyAI show symbols as one-hot vectors and missions as words."""
+"""MiniGrid's observations as one-hot symbols and bags of words."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import zlib
-from importlib import import_module
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as Registration
 
-from appo.envs.config import EnvConfig
-from appo.envs.families import MANY_STEPS, Family
 from appo.envs.spec import Array
-from appo.envs.wrappers import RepeatAction, make_registered
-from appo.utils.errors import UsageError
-
-FAMILY = Family(
-    "MiniGrid",
-    package="minigrid",
-    extra="minigrid",
-    ids=r"MiniGrid-|BabyAI-",
-    prefixes=("MiniGrid-", "BabyAI-"),
-    names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
-    r"keycorridor|lavacrossing|lavagap|lockedroom|memory|multiroom|obstructedmaze|playground|putnear|redbluedoors|"
-    r"simplecrossing|unlock|unlockpickup|wfc)(s?\d.*|-.*)?",
-    register=functools.partial(import_module, "minigrid"),
-    harmless={
-        **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),
-        **dict.fromkeys(("num_rows", "num_cols", "num_quarters", "num_rooms_visited", "num_doors"), 32.0),
-        **dict.fromkeys(("num_crossings", "n_obstacles", "num_dists", "num_objs", "agent_start_dir"), 64.0),
-        **dict.fromkeys(("see_through_walls", "random_length", "highlight", "key_in_box", "blocked"), 1.0),
-        "max_steps": MANY_STEPS,
-    },
-)
 
 MISSION_SIZE = 64
 """Entries into which the words of a mission are hashed."""
@@ -76,22 +51,6 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         if "mission" in observation:
             shown["mission"] = hashed_words(observation["mission"])
         return shown
-
-
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make one grid world.
-
-    Raises:
-        UsageError: frames are to be stacked; a recurrent network remembers instead.
-    """
-    if config.env_framestack is not None:
-        raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
-    if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
-    env = make_registered(registration, **arguments)
-    if config.env_frameskip is not None:
-        env = RepeatAction(env, config.env_frameskip)
-    return SymbolicObservations(env)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""How vectors go on after an end: as they declare it, as their infos prove it, and where both contradict each other."""
+"""How vectors go on after an end: the declaration, the proof in infos, and contradictions between both."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from appo.envs.spec import Array, BoolArray, FloatArray
 from appo.utils.errors import UsageError
 
 FINAL_KEYS = ("final_obs", "final_observation")
-"""Of infos: what rows showed last that have been reset in the same step; gymnasium called it otherwise before 1.0."""
+"""Keys of infos with the last observations of rows reset in the same step; the second is gymnasium's before 1.0."""
 
 FIRST_ENDS = 8
-"""Ends of rows that look like those of another mode, without one that does not: chance explains no more of them."""
+"""Ends of rows that look like ends in another mode, without a single other end: chance explains no more."""
 
 LAST_INFO = "final_info"
 
 
 class Contradiction(UsageError):
-    """A vector does something else at an end than its mode says.
+    """An end of a vector contradicts the mode.
 
     Attributes:
-        proves_same_step: whether it can only be a reset in the same step, with the final observation handed over.
+        proves_same_step: whether only a reset in the same step, with the final observation in infos, explains the end.
     """
 
     def __init__(self, text: str, *, proves_same_step: bool) -> None:
@@ -33,13 +33,13 @@ class Contradiction(UsageError):
 
 
 def final_obs_in(infos: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the final observations that infos hold, in whatever form, and of which rows; None if there are none."""
+    """Return the final observations in infos, in any form, and the mask of their rows; (None, False) without any."""
     found = ((infos[key], infos.get(f"_{key}", True)) for key in FINAL_KEYS if infos.get(key) is not None)
     return next(found, (None, False))
 
 
 def gathered(env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> dict[str, Any]:
-    """Return infos in which those of last steps are one dict of arrays, not a dict for every row as before 1.0."""
+    """Return infos in which `final_info` is a dict of arrays, not a dict for every row as before gymnasium 1.0."""
     listed = infos.get(LAST_INFO)
     if not isinstance(listed, np.ndarray | list | tuple):
         return infos
@@ -50,22 +50,22 @@ def gathered(env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> dict[str, 
 
 
 class Ends:
-    """Compares the ends of episodes with the mode by which the steps of a vector are read.
+    """Compares the ends of episodes with the mode of a vector.
 
     Args:
-        name: the environment's name in messages.
-        mode: by which steps are read.
-        is_declared: whether the vector says so.
-        is_trusted: the ends are counted alone.
+        name: name of the environment in messages.
+        mode: mode in which the group reads the vector's steps.
+        is_declared: whether the vector declares the mode.
+        is_trusted: whether ends are only counted.
 
     Attributes:
-        count: ends of rows so far.
-        is_declared: as given.
+        count: number of ends of rows.
+        is_declared, is_trusted: as given.
     """
 
     def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool, is_trusted: bool = False) -> None:
         self.count = 0
-        self._name, self._mode, self.is_declared, self._is_trusted = name, mode, is_declared, is_trusted
+        self._name, self._mode, self.is_declared, self.is_trusted = name, mode, is_declared, is_trusted
         self._firsts: Mapping[str, Array] = {}
         self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
         self._odd: BoolArray | None = None  # rows whose next step tells whether their end was one of another mode
@@ -77,9 +77,9 @@ class Ends:
         self._firsts, self._odd = {key: array.copy() for key, array in obs.items()}, None
 
     def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
-        """Refuse rewards [R] and ends [R] of NEXT_STEP in the step of rows that `ended` [R] in the one before."""
+        """Refuse rewards [R] and ends [R] of NEXT_STEP in the step after an end, of the rows `ended` [R]."""
         odd = ended & ((np.abs(reward) > 0) | ends)
-        if odd.any() and not self._is_trusted:
+        if np.count_nonzero(odd):
             row = int(np.flatnonzero(odd)[0])
             text = f"env {row} got a reward, or ended, in the step after an end, which must only reset it"
             self._refuse(text, same_step=bool(self._had_final[row]))
@@ -87,14 +87,14 @@ class Ends:
     def compare(
         self, shown: Mapping[str, Array], ended: BoolArray, final: Mapping[str, Array], given: BoolArray
     ) -> None:
-        """Compare what rows show that ended with the final observations of infos, which are there of `given` ones."""
-        self.count += int(ended.sum())
+        """Compare observations of rows that `ended` with the final observations of infos, present for `given` rows."""
+        self.count += int(np.count_nonzero(ended))
         is_same = self._mode is AutoresetMode.SAME_STEP
-        if self._is_trusted or (is_same and self._is_believed):
+        if self.is_trusted or (is_same and self._is_believed):
             return
         self._had_final = given
-        differs = given & ~_equal(shown, final) if given.any() else given
-        if not is_same and differs.any():
+        differs = given & ~_equal(shown, final) if np.count_nonzero(given) else given
+        if not is_same and np.count_nonzero(differs):
             text = "infos hold another final_obs than what is shown at an end, so that it resets in the same step"
             self._refuse(text, same_step=True)
         if not self._is_believed:
@@ -103,7 +103,7 @@ class Ends:
             self._is_believed = bool((ended & ~self._odd).any())
 
     def look(self, shown: Mapping[str, Array]) -> None:
-        """Look at what rows show in the step after those of `compare`."""
+        """Look at the observations in the step after `compare`."""
         odd, self._odd = self._odd, None
         if odd is None or self._is_believed:
             return
@@ -117,7 +117,7 @@ class Ends:
             self._refuse(text)
 
     def _is_first(self, shown: Mapping[str, Array]) -> BoolArray:
-        """Return which rows show what any row has shown first."""
+        """Return for every row whether the observation equals a first observation of any row."""
         rows = len(next(iter(shown.values())))
         found = np.zeros(rows, np.bool_)
         for row in range(rows):
@@ -133,7 +133,7 @@ class Ends:
 
 
 def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> BoolArray:
-    """Return which rows of observations [R, *] are equal in all keys that both have."""
+    """Return for every row of observations [R, *] whether all keys in both dicts are equal."""
     keys = [key for key in one if key in other]
     rows = [(one[key] == other[key]).all(axis=tuple(range(1, one[key].ndim))) for key in keys]
     equal: BoolArray = np.logical_and.reduce(rows)

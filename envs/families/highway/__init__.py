@@ -1,0 +1,61 @@
+"""highway-env's environments are made as gymnasium makes them, except that pictures need no screen."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from appo.envs.family import MLP, Family, FamilyPreset
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec as Registration
+
+    from appo.envs.config import EnvConfig
+
+NAMES = r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*"
+
+FAMILY = Family(
+    "highway-env",
+    package="highway_env",
+    extra="highway",
+    examples=("highway-fast-v0", "merge-v0", "intersection-multi-agent-v1"),
+    treatment='unchanged; settings go through `--env_kwargs \'{"config": {"lanes_count": 2}}\'`',
+    ids=rf"{NAMES}-v\d",
+    claims_ids=False,
+    names=NAMES,
+    entry_points=r"highway_env\.",
+    register=partial(import_module, "highway_env"),
+    # Discount, network, learning rate, minibatches and epochs of highway-env's own PPO example. A step of the game
+    # takes 100 times longer than learning from the step, so many passes over little data pay.
+    preset=FamilyPreset(
+        ids=r"(highway|merge|roundabout|intersection|two-way|exit|u-turn)(-(fast|generic))?-v\d",
+        network=MLP | {"encoder_mlp_layers": (256, 256)},
+        discount=0.8,
+        learning={
+            "rollout": 16,
+            "batch_size": 64,
+            "num_batches_per_iteration": 4,
+            "ppo_epochs": 10,
+            "ppo_clip_ratio": 0.2,
+            "vtrace_lambda": 0.95,
+            "learning_rate": 5e-4,
+            "max_grad_norm": 0.5,
+            "exploration_loss_coeff": 0.01,
+        },
+    ),
+)
+
+
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make one road."""
+    from appo.envs.families.highway.drawing import DrawnInMemory
+    from appo.envs.wrappers.making import RepeatAction, make_registered, stack_frames
+
+    if config.horizon is not None:
+        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
+    env: gymnasium.Env[Any, Any] = DrawnInMemory(make_registered(registration, **arguments))
+    if config.env_frameskip is not None:
+        env = RepeatAction(env, config.env_frameskip)
+    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)

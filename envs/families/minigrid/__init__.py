@@ -1,0 +1,80 @@
+"""MiniGrid and BabyAI show symbols as one-hot vectors and missions as words."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from appo.envs.family import MANY_STEPS, Family, FamilyPreset
+from appo.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec as Registration
+
+    from appo.envs.config import EnvConfig
+
+FAMILY = Family(
+    "MiniGrid",
+    package="minigrid",
+    extra="minigrid",
+    examples=("MiniGrid-Empty-5x5-v0", "BabyAI-GoToRedBall-v0"),
+    treatment="symbols as one-hot vectors, the mission as hashed words",
+    ids=r"MiniGrid-|BabyAI-",
+    prefixes=("MiniGrid-", "BabyAI-"),
+    names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
+    r"keycorridor|lavacrossing|lavagap|lockedroom|memory|multiroom|obstructedmaze|playground|putnear|redbluedoors|"
+    r"simplecrossing|unlock|unlockpickup|wfc)(s?\d.*|-.*)?",
+    register=partial(import_module, "minigrid"),
+    harmless={
+        **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),
+        **dict.fromkeys(("num_rows", "num_cols", "num_quarters", "num_rooms_visited", "num_doors"), 32.0),
+        **dict.fromkeys(("num_crossings", "n_obstacles", "num_dists", "num_objs", "agent_start_dir"), 64.0),
+        **dict.fromkeys(("see_through_walls", "random_length", "highlight", "key_in_box", "blocked"), 1.0),
+        "max_steps": MANY_STEPS,
+    },
+    preset=FamilyPreset(
+        ids=r"MiniGrid-|BabyAI-",
+        # 7x7 symbols, not pixels: too small for strided convolutions, and partial views need a memory. Most symbols
+        # hardly ever change. Normalization makes the others stand out; their joint meaning is learned several times
+        # faster.
+        network={
+            "encoder_type": "mlp",
+            "encoder_mlp_layers": (128, 128),
+            "hidden_size": 128,
+            "normalize_images": True,
+            "use_rnn": True,
+        },
+        learning={
+            "rollout": 32,
+            "batch_size": 512,
+            "num_batches_per_iteration": 2,
+            "ppo_epochs": 3,
+            "ppo_clip_ratio": 0.2,
+            "vtrace_lambda": 0.95,
+            "learning_rate": 1e-3,
+            "max_grad_norm": 0.5,
+            "exploration_loss_coeff": 0.01,
+        },
+    ),
+)
+
+
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make one grid world.
+
+    Raises:
+        UsageError: frames are to be stacked; a recurrent network remembers instead.
+    """
+    from appo.envs.families.minigrid.symbols import SymbolicObservations
+    from appo.envs.wrappers.making import RepeatAction, make_registered
+
+    if config.env_framestack is not None:
+        raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
+    if config.horizon is not None:
+        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
+    env = make_registered(registration, **arguments)
+    if config.env_frameskip is not None:
+        env = RepeatAction(env, config.env_frameskip)
+    return SymbolicObservations(env)

@@ -1,0 +1,156 @@
+"""Wrappers that flags ask for around every environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from appo.envs.config import EnvConfig
+from appo.envs.outcome import reward_of, truth_of, truths_of
+from appo.envs.spaces import Space, num_agents_of
+from appo.envs.spec import SINGLE_KEY, FloatArray
+from appo.envs.wrappers.joined import JoinedVectors, joined_space
+from appo.envs.wrappers.vector_wrapper import AnyVectorWrapper
+from appo.utils.errors import UsageError
+
+PREVIOUS_KEY = "previous_step"
+
+
+def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """Wrap an environment as `--clip_actions`, `--no_done_at_end` and `--observe_previous` say.
+
+    Raises:
+        UsageError: it has several agents, or shows something by the name of what was to be added.
+    """
+    if not config.clip_actions:
+        env = FreeActions(env)
+    if config.no_done_at_end:
+        env = NeverTerminates(env)
+    if config.observe_previous != "none":
+        if num_agents_of(env):
+            raise UsageError(f"--observe_previous={config.observe_previous}: {config.env} has several agents")
+        plain = not isinstance(env.observation_space, spaces.Dict)
+        env = PreviousStep(env, config.observe_previous)
+        # Read by encoders of their own, what is seen and what was done would only add up in a network without a memory.
+        return JoinedVectors(env) if plain and joined_space(env.observation_space) else env
+    return env
+
+
+def vector_as_flags_ask(env: VectorEnv[Any, Any, Any], config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    """Wrap a vector of environments as `--clip_actions` and `--no_done_at_end` say."""
+    if not config.clip_actions:
+        env = FreeVectorActions(env)
+    return VectorNeverTerminates(env) if config.no_done_at_end else env
+
+
+def unbounded(space: Space) -> Space:
+    """The space with no bounds on real numbers; choices and bits keep theirs."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: unbounded(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([unbounded(part) for part in space.spaces])
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return spaces.Box(-np.inf, np.inf, space.shape, space.dtype.type)
+    return space
+
+
+class FreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows no bounds of actions, so that none is clipped."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.action_space = unbounded(env.action_space)
+
+
+class FreeVectorActions(AnyVectorWrapper):
+    """Shows no bounds of actions, so that none is clipped."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self.single_action_space = unbounded(env.single_action_space)
+        self.action_space = batch_space(self.single_action_space, env.num_envs)
+
+
+class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says of every end that it is one of patience: what terminates is truncated.
+
+    One of several agents that shows nothing at its end stays terminated: there is nothing to bootstrap from.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._num_agents = num_agents_of(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the environment, and change the ends."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        name = type(self.unwrapped).__name__
+        if not self._num_agents:
+            ended = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
+            return observation, reward, False, any(ended), info
+        both: Any = (terminated, truncated)  # of each agent, or said once for all
+        over, cut = (flags if np.ndim(flags) else [flags] * self._num_agents for flags in both)
+        shown = [one is not None for one in observation]
+        over, cut = (
+            [truth_of(name, "terminated", one) for one in over],
+            [truth_of(name, "truncated", one) for one in cut],
+        )
+        lost = [ends and not seen for ends, seen in zip(over, shown, strict=True)]
+        kept = [(ends or late) and seen for ends, late, seen in zip(over, cut, shown, strict=True)]
+        return observation, reward, lost, [one or late for one, late in zip(kept, cut, strict=True)], info
+
+
+class VectorNeverTerminates(AnyVectorWrapper):
+    """Says of every end that it is one of patience: what terminates is truncated."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the vector, and change the ends."""
+        observation, reward, terminated, truncated, infos = self.env.step(actions)
+        name, count = type(self.unwrapped).__name__, self.num_envs
+        ended = truths_of(name, "terminated", terminated, count) | truths_of(name, "truncated", truncated, count)
+        return observation, reward, np.zeros_like(ended), ended, infos
+
+
+class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the action and the reward of the last step, as numbers side by side, beside what the environment shows.
+
+    Args:
+        env: of one agent.
+        shown: what is added: action, reward or both.
+
+    Raises:
+        UsageError: the environment shows something by that name.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], shown: str) -> None:
+        super().__init__(env)
+        own = env.observation_space
+        self._is_dict = isinstance(own, spaces.Dict)
+        self._action, self._reward = shown in ("action", "both"), shown in ("reward", "both")
+        self._size = spaces.flatdim(env.action_space) * self._action + self._reward
+        parts: dict[str, Space] = dict(own.spaces) if isinstance(own, spaces.Dict) else {SINGLE_KEY: own}
+        if PREVIOUS_KEY in parts:
+            raise UsageError(f"--observe_previous={shown}: the environment shows {PREVIOUS_KEY} itself")
+        parts[PREVIOUS_KEY] = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the first observation, with zeros for the last step."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._beside(observation, np.zeros(self._size, np.float32)), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Return the observation after the step, with the step itself."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        taken = spaces.flatten(self.env.action_space, action) if self._action else ()
+        paid = [reward_of(type(self.unwrapped).__name__, "a step", reward, self.env)] if self._reward else []
+        numbers = np.array([*taken, *paid], np.float32)
+        return self._beside(observation, numbers), reward, terminated, truncated, info
+
+    def _beside(self, observation: Any, numbers: FloatArray) -> dict[str, Any]:
+        return {**(observation if self._is_dict else {SINGLE_KEY: observation}), PREVIOUS_KEY: numbers}

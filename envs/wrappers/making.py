@@ -1,0 +1,116 @@
+"""How single environments are made, with frame skip and frame stack for environments that offer neither."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.wrappers import FrameStackObservation, TransformObservation
+
+from appo.envs.conversion import require_info
+from appo.envs.infos import FRAMES_KEY, InfoReader
+from appo.envs.masks import AllowedActions
+from appo.envs.outcome import reward_of, truth_of
+from appo.envs.spaces import frames_per_step
+from appo.envs.spec import is_channels_first
+from appo.utils.errors import UsageError
+
+DEFAULT_FRAMES_PER_SECOND = 30.0
+ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30, half the speed of the game
+
+
+def make_registered(registration: Registration, **arguments: Any) -> gymnasium.Env[Any, Any]:
+    """gymnasium.make without the two wrappers that only check what is checked here anyway, at a cost per step."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make(
+        replace(registration, order_enforce=False, disable_env_checker=True), **arguments
+    )
+    return env
+
+
+def know_actions_sooner(env: gymnasium.Env[Any, Any]) -> None:
+    """Let the choices of an environment tell at once whether a Python int, as it is given here, is one of them.
+
+    Environments that assert it at every step, as gymnasium's own do, spend up to a third of the step on it otherwise.
+    """
+    space = getattr(env.unwrapped, "action_space", None)
+    if type(space) is spaces.Discrete:
+        low = int(space.start)
+        vars(space)["contains"] = partial(_is_choice, space, low, low + int(space.n))
+
+
+def _is_choice(space: spaces.Discrete, low: int, end: int, x: Any) -> bool:
+    return low <= x < end if type(x) is int else type(space).contains(space, x)
+
+
+class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes every action `times` times, or until the episode ends or a mask forbids it; rewards add up.
+
+    `info["num_frames"]` says how many frames that was.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], times: int):
+        super().__init__(env)
+        self.times = times
+        self._allowed = AllowedActions(env.observation_space, env.action_space)
+        self._infos = InfoReader(type(env.unwrapped).__name__)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The last observation, the sum of the rewards, and the last info."""
+        name, total, frames = type(self.unwrapped).__name__, 0.0, 0
+        for _ in range(self.times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            require_info(name, "step", info)
+            total += reward_of(name, "a repeated step", reward, self.env)
+            frames += self._infos.frames(info, 1)
+            terminated, truncated = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
+            if terminated or truncated or not self._allowed(action, observation, info):
+                break
+        return observation, total, terminated, truncated, {**info, FRAMES_KEY: frames}
+
+
+def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any, Any]:
+    """Show the last `count` observations at once; an episode starts with copies of its first one.
+
+    Images are stacked as further channels, vectors end to end.
+
+    Raises:
+        UsageError: the observation is no single array.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise UsageError(f"--env_framestack={count} needs an environment that shows one array, not {space}")
+    env = TransformObservation(env, np.array, space)  # a copy: it may write all that it shows into one buffer
+    axis = 2 if len(space.shape) == 3 and not is_channels_first(space.shape) else 0
+    if len(space.shape) == 2:  # an image without channels: the frames are its channels
+        return FrameStackObservation(env, count)
+
+    def joined(frames: Any) -> Any:
+        return np.concatenate(list(frames), axis=axis)
+
+    stacked = spaces.Box(joined([space.low] * count), joined([space.high] * count), dtype=space.dtype.type)
+    return TransformObservation(FrameStackObservation(env, count), joined, stacked)
+
+
+def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
+    """Return how many steps a game makes per second of its own time, by its metadata and its frame skip."""
+    registered = getattr(env.unwrapped, "spec", None)
+    if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
+        rate = ATARI_FRAMES_PER_SECOND
+    else:
+        rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
+    repeats = math.prod(layer.times for layer in layers(env) if isinstance(layer, RepeatAction))
+    return rate / (frames_per_step(env) * repeats)
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """Yield the wrappers of an environment, outermost first, and then the environment."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
