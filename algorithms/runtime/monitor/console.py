@@ -1,4 +1,4 @@
-"""The displays of a run while it trains: plain lines, JSON lines or a live panel."""
+"""The displays of a training run: plain lines, JSON lines or a live panel."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from appo.algorithms.runtime.config import ENDLESS, LoggingConfig
 from appo.algorithms.runtime.monitor.curves import TRACED, ReturnTraces
@@ -20,34 +20,21 @@ log = logging.getLogger(__name__)
 
 FIRST_LINE_SECONDS = 2.0
 FRAME_SECONDS, LONGEST_FRAME_SECONDS = 1.0, 5.0
-FRAME_COST = 200  # times what a frame has taken the next one waits, between these two
-SMALLEST = os.terminal_size((60, 12))  # terminal that has room for a panel
-
+FRAME_COST = 200  # times the duration of a frame until the next, between the two limits above
+SMALLEST = os.terminal_size((60, 12))  # smallest terminal with room for a panel
 
 Look = Callable[[float], Overview]
-"""Returns how the run is at a monotonic time; called only when something is shown."""
-
-
-class Console(Protocol):
-    """Shows a run."""
-
-    def tick(self, now: float, look: Look) -> None:
-        """Show what is due at this monotonic time."""
-        ...
-
-    def close(self) -> None:
-        """Show the end of training."""
-        ...
+"""Function from a monotonic time to the overview; called only before a display."""
 
 
 class Title(NamedTuple):
     """The title of a run in its display.
 
     Attributes:
-        run: directory of it.
-        env: its environment.
-        aim: when it ends, in words.
-        losses: what the panel shows of learning, metric -> word.
+        run: directory of the run.
+        env: name of the environment.
+        aim: end of the run, in words.
+        losses: metrics in the panel's line of losses, metric -> word.
     """
 
     run: Path
@@ -60,8 +47,8 @@ class PlainLines:
     """A few lines in the log every few seconds.
 
     Args:
-        interval_seconds: between them.
-        first_seconds: until the first, from when training begins.
+        interval_seconds: time between reports.
+        first_seconds: time from the start of training to the first report.
     """
 
     def __init__(self, interval_seconds: float, first_seconds: float = FIRST_LINE_SECONDS) -> None:
@@ -69,7 +56,7 @@ class PlainLines:
         self._due: float | None = None
 
     def tick(self, now: float, look: Look) -> None:
-        """Log the line of the run, when that is due."""
+        """Log a report of the run if due at monotonic time `now`."""
         if self._due is None:
             self._due = now + min(self._interval_seconds, self._first_seconds)
         if now >= self._due:
@@ -87,23 +74,23 @@ class PlainLines:
 
 
 class JsonReports(PlainLines):
-    """A JSON object every few seconds, where the log is one of JSON lines."""
+    """A JSON object every few seconds, in a log of JSON lines."""
 
     def _report(self, overview: Overview) -> None:
         log.info("report", extra={"report": overview.plain()})
 
 
 class LivePanel:
-    """A panel at the bottom of the terminal; plain lines while that is too small, and after anything has gone wrong.
+    """A panel at the bottom of the terminal; plain lines in a small terminal, and after any error.
 
     Args:
-        open_screen: where it is, from the first frame on.
-        title: of the run, whose earlier returns are shown too.
-        colour: whether it may be used.
-        otherwise: fallback where the panel cannot be drawn.
+        open_screen: function that opens the screen for the first frame.
+        title: title of the run, whose earlier returns are shown too.
+        colour: whether to use colours.
+        otherwise: display while no panel can be drawn.
     """
 
-    def __init__(self, open_screen: Callable[[], Screen], title: Title, colour: bool, otherwise: Console) -> None:
+    def __init__(self, open_screen: Callable[[], Screen], title: Title, colour: bool, otherwise: PlainLines) -> None:
         self._open_screen = open_screen
         self._screen: Screen | None = None
         self._title, self._colour, self._otherwise = title, colour, otherwise
@@ -112,21 +99,21 @@ class LivePanel:
         self._due = 0.0
 
     def tick(self, now: float, look: Look) -> None:
-        """Draw a frame when it is due; no mistake in that reaches training."""
+        """Draw a frame if due; no error of the panel reaches training."""
         if self._is_over:
             self._otherwise.tick(now, look)
         elif now >= self._due:
             began = time.perf_counter()
             try:
                 self._frame(now, look)
-            except Exception as error:  # a picture is worth no run
+            except Exception as error:  # no picture is worth a run
                 self.close()
                 log.warning("the panel is turned off: %s: %s", type(error).__name__, error)
             wait_seconds = FRAME_COST * (time.perf_counter() - began)
             self._due = now + min(max(FRAME_SECONDS, wait_seconds), LONGEST_FRAME_SECONDS)
 
     def close(self) -> None:
-        """Leave the last frame where it is."""
+        """Leave the last frame on the terminal."""
         self._is_over = True
         if self._screen is not None:
             self._screen.close()
@@ -149,28 +136,29 @@ class LivePanel:
         snapshot = Snapshot(
             title.run.name, title.env, "training", title.aim, overview, self._traces.best(), title.losses
         )
-        columns = size.columns - 1  # terminals disagree on where the cursor is after the last column
+        columns = size.columns - 1  # terminals disagree on the place of the cursor after the last column
         self._screen.show(render(draw(snapshot, columns, size.lines - 2), columns, colour=self._colour))
 
 
+Console = PlainLines | LivePanel
+
+
 def console_for(config: LoggingConfig, title: Title) -> Console:
-    """Return the display that `--log_format` asks for, or the nearest to it that stdout allows."""
-    plain = PlainLines(config.report_interval_seconds)
+    """Return the display of `--log_format`, or the nearest display that stdout permits."""
     if config.log_format == "json":
         return JsonReports(config.report_interval_seconds)
-    if config.log_format == "plain":
-        return plain
-    why_not = obstacle(sys.stdout, os.environ)
-    if why_not is None:
-        at_once = PlainLines(config.report_interval_seconds, 0.0)
-        return LivePanel(lambda: Screen(sys.stdout.fileno()), title, wants_colour(os.environ), at_once)
-    if config.log_format == "panel":
-        log.warning("--log_format=panel: %s; plain lines instead", why_not)
-    return plain
+    if config.log_format != "plain":
+        why_not = obstacle(sys.stdout, os.environ)
+        if why_not is None:
+            at_once = PlainLines(config.report_interval_seconds, 0.0)
+            return LivePanel(lambda: Screen(sys.stdout.fileno()), title, wants_colour(os.environ), at_once)
+        if config.log_format == "panel":
+            log.warning("--log_format=panel: %s; plain lines instead", why_not)
+    return PlainLines(config.report_interval_seconds)
 
 
 def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
-    """Return why no panel can be drawn there; None: it can."""
+    """Return the reason why no panel can be drawn on a stream; None if a panel can be drawn."""
     if not stream.isatty():
         return "stdout is no terminal"
     if environment.get("TERM", "dumb") in ("", "dumb", "unknown"):
@@ -183,12 +171,16 @@ def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
 
 
 def wants_colour(environment: Mapping[str, str]) -> bool:
-    """Return whether nobody has asked for none: https://no-color.org."""
+    """Return whether NO_COLOR is unset: https://no-color.org."""
     return not environment.get("NO_COLOR")
 
 
 def aim_of(budget: Mapping[str, Any]) -> str:
-    """Return in words when a run ends, by its budget as status.json has it."""
+    """Return the end of a run in words.
+
+    Args:
+        budget: budget of the run, as in status.json.
+    """
     limits = {name: budget.get(name) for name in (*ENDLESS, "episode_return")}
     parts = []
     if (seconds := limits["seconds"]) is not None and seconds < ENDLESS["seconds"]:

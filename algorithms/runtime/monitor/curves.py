@@ -12,8 +12,8 @@ from appo.utils.values import is_number
 
 RETURN = "reward/mean"
 PLACE = ("policy", "env_steps", "elapsed_seconds")
-"""Where a record stands: names of the numbers that say so."""
-LONGEST_TRACE = 4096  # points; of a longer one every second is forgotten
+"""Names of the numbers that place a record."""
+LONGEST_TRACE = 4096  # points; a longer trace drops every second point
 
 Axis = Literal["env_steps", "hours"]
 
@@ -26,15 +26,15 @@ class Point(NamedTuple):
     value: float
 
     def at(self, axis: Axis) -> float:
-        """Return where it is on this axis."""
+        """Return the place of the point on an axis."""
         return self.env_steps if axis == "env_steps" else self.hours
 
 
 def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
-    """Read the curve of a run, without what a crash took back; of several policies that which ends best.
+    """Read the curve of a run, without training that a crash lost; of several policies the curve with the best end.
 
     Raises:
-        UsageError: its metrics cannot be read.
+        UsageError: the metrics cannot be read.
     """
     curves: dict[object, list[Point]] = {}
     for record in without_lost(read_metrics(RunFolder(directory).metrics, {*PLACE, tag})):
@@ -45,7 +45,7 @@ def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
 
 
 def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:
-    """Return the value at a place of the axis, on a line between its neighbours; None where the curve has not been."""
+    """Return the value at a place of the axis, interpolated linearly; None outside of the curve."""
     after = bisect_right(curve, x, key=lambda point: point.at(axis))
     if after == 0 or (after == len(curve) and curve[-1].at(axis) < x):
         return None
@@ -58,14 +58,14 @@ def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:
 
 
 class Trace:
-    """A figure over time, however long, in bounded memory."""
+    """A figure over time, in bounded memory."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
         self._values: list[float] = []
 
     def add(self, seconds: float, value: float) -> None:
-        """Add a value; values of this time and later are forgotten, as a resumed run does it again."""
+        """Add a value and drop values of equal or later times, because a resumed run repeats some time."""
         at = len(self._seconds)
         while at and self._seconds[at - 1] >= seconds:
             at -= 1
@@ -78,11 +78,11 @@ class Trace:
 
     @property
     def last(self) -> float:
-        """Return the newest value; -inf if there is none."""
+        """Return the newest value; -inf for an empty trace."""
         return self._values[-1] if self._values else -math.inf
 
     def resample(self, count: int) -> list[float]:
-        """Return so many means over equal parts of the time; a part without a value repeats the one before it."""
+        """Return means over `count` equal parts of the time; a part without a value repeats the part before."""
         if not self._values or count < 1:
             return []
         start = self._seconds[0]
@@ -99,14 +99,14 @@ class Trace:
 
 
 TRACED = ("policy", "elapsed_seconds", RETURN)
-"""All that `ReturnTraces` reads of a record."""
+"""Names that `ReturnTraces` reads from a record."""
 
 
 class ReturnTraces:
     """The mean return of every policy over time.
 
     Args:
-        records: of metrics.jsonl, with which it begins.
+        records: first records, from metrics.jsonl.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -115,11 +115,11 @@ class ReturnTraces:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in a record of metrics.jsonl, which may be damaged."""
+        """Add a record of metrics.jsonl, which may be damaged."""
         policy, seconds, value = (record.get(name) for name in TRACED)
         if is_number(policy) and is_number(seconds) and is_number(value):
             self._traces.setdefault(policy, Trace()).add(seconds, value)
 
     def best(self) -> Trace:
-        """Return the trace of the policy which is best now."""
+        """Return the trace of the policy with the best newest value."""
         return max(self._traces.values(), key=lambda trace: trace.last, default=Trace())

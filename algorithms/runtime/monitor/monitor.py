@@ -1,4 +1,4 @@
-"""The monitor of a run in main: counters and statistics per policy, and where they are written."""
+"""The monitor of a run in main: counters and statistics per policy, written to files, trackers and the console."""
 
 import logging
 import math
@@ -36,24 +36,19 @@ from appo.utils.windows import RateMeter
 log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
-SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # between summaries at most, so long as a start is looked at most
-
-TRACKERS_SECONDS = 5.0  # that all of them have together to send what is left
-
-CLOSE_SECONDS = 3.0  # for figures that are not on disk yet
-
-MOST_TRACES = 10  # of warnings of workers, in a start
-
-MOST_FIGURES = 1000  # that learners, callbacks and summaries may add to a record
-
-LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate only says that no budget was set
+SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # longest time between summaries in the first minutes, when users watch most
+TRACKERS_SECONDS = 5.0  # for all trackers together to send the remaining records
+CLOSE_SECONDS = 3.0  # to write the remaining figures
+MOST_TRACES = 10  # logged tracebacks and warnings of workers per start
+MOST_FIGURES = 1000  # of learners, callbacks and summaries in a record
+LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate means that no budget was set
 
 
 class Companion(Protocol):
     """A process beside training."""
 
     def look(self, now: float) -> None:
-        """Start the process again if it has ended, and that is due at this monotonic time."""
+        """Restart the process if it has ended and the restart is due at monotonic time `now`."""
         ...
 
     def plain(self) -> dict[str, object]:
@@ -62,26 +57,28 @@ class Companion(Protocol):
 
 
 class Monitor:
-    """Listens to all reports; writes metrics.jsonl and TensorBoard summaries, and lets the console show them.
+    """Collects all reports; writes metrics.jsonl and TensorBoard summaries, and updates the console.
 
     Args:
-        directory: of the run.
-        config: the logging flags.
-        resumed: plain state of the checkpoint of every policy, with which this start goes on; {} where there is none.
-        budget: of the run, for the estimate of the time left.
-        machine: that it runs on; by default this one, without a GPU.
+        directory: directory of the run.
+        config: logging flags.
+        resumed: plain state of the checkpoint of every policy; {} without a checkpoint.
+        budget: budget of the run, for the estimate of the remaining time.
+        machine: machine of the run; by default the local machine without a GPU.
         frozen: policies that never learn.
-        hooks: are told of reports; None without callbacks.
+        hooks: callbacks; None without callbacks.
 
     Attributes:
-        console: what shows the run meanwhile: plain lines, unless it is given another one.
-        started: monotonic time from which this start counts.
-        elapsed_before: seconds of earlier starts, up to what was saved of them.
-        trackers: are handed every record too.
-        beside: processes beside training, by what they are, which are started again when they end.
-        disk: writes the records.
-        usage: of the machine, which is part of every record.
-        output: counts of the dataset that is written; {}: there is none.
+        policies: counters and statistics per policy.
+        workers: worker -> counters of the worker.
+        console: display of the run; plain lines unless replaced.
+        started: monotonic time of the start.
+        elapsed_before: saved seconds of earlier starts.
+        trackers: trackers, which receive every record.
+        beside: processes beside training by name, restarted after an end.
+        disk: thread that writes the records.
+        usage: meter of the machine's load, which is part of every record.
+        output: counts of the written dataset; {} without a dataset.
     """
 
     def __init__(
@@ -107,8 +104,8 @@ class Monitor:
         self.output: dict[str, int] = {}
         self.machine = machine or Machine(core_time())
         self.times: dict[str, ProcessTimes] = {}
-        self.collect_rate = RateMeter()  # steps of all actors, trained on or not
-        self.restarts = self.replaced = 0  # of processes that ended, and that asked for it
+        self.collect_rate = RateMeter()  # steps of all actors, trained or not
+        self.restarts = self.replaced = 0  # restarts after deaths, and replacements of retired actors
         self.trackers: list[Tracker] = []
         self.beside: dict[str, Companion] = {}
         self.usage = Usage()
@@ -122,32 +119,32 @@ class Monitor:
         self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
         for policy, state in enumerate(resumed):
             self.policies[policy].restore(state)
-            if not first_start:  # says from where it goes on, see `without_lost`
+            if not first_start:  # the record from which the run continues, see `without_lost`
                 self.metrics_log.append(self.record(policy, self.started))
             if config.tensorboard:
-                # Earlier files may hold what a crash took back; it would be a second curve beside the new one.
+                # Earlier files may contain training lost in a crash, which would be a second curve.
                 purge_step = int(state["env_steps"]) if state else None if first_start else 0
                 writer = EventWriter(folder.summaries(policy), purge_step=purge_step, most_bytes=most_bytes // 4)
                 self.writers.append(writer)
                 if state and not first_start:
                     self._show_again(policy, folder.metrics)
-        self._traces: set[str] = set()  # that have been shown
+        self._traces: set[str] = set()  # logged tracebacks and warnings
         self._has_said_absurd = False
-        self._played = self._ended = False  # an episode of this start has; this start has
+        self._played = self._ended = False  # whether an episode has ended; whether the start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
         self._next_summary = self.started + FIRST_SUMMARY_SECONDS
 
     def elapsed_seconds(self, now: float) -> float:
-        """Return how long all starts of the run have trained at this monotonic time."""
+        """Return the seconds of training of all starts at monotonic time `now`."""
         return self.elapsed_before + now - self.started
 
     def snapshot(self, policy: int) -> dict[str, Any]:
-        """Return the statistics that a checkpoint of a policy keeps, besides the learner's state."""
+        """Return the statistics of a policy for a checkpoint, beside the learner's state."""
         elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
         return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
 
     def handle(self, message: Message) -> None:
-        """Take in a report."""
+        """Add a report."""
         match message:
             case EpisodesDone():
                 self._add_episodes(message)
@@ -175,25 +172,25 @@ class Monitor:
                 self.restarts += 1
 
     def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
-        """Log the warnings of a worker, and each traceback of the user's code once, whatever the worker."""
+        """Log the warnings of a worker, and each traceback of the user's code once for all workers."""
         for text in raised:
             head, _, trace = text.partition("\n")
-            key = trace or head.partition(" is ")[0]  # numbers differ from worker to worker
+            key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
             if key not in self._traces and len(self._traces) < MOST_TRACES:
                 self._traces.add(key)
                 log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
 
     def _add_episodes(self, done: EpisodesDone) -> None:
-        """Take in episodes that have ended."""
+        """Add finished episodes."""
         for policy, progress in enumerate(self.policies):
             progress.add_episodes(done, policy)
         if self.hooks is not None:
             self.hooks.tell("on_episodes", done)
         if not self._played:
-            self._played, self._next_summary = True, -math.inf  # the first figures are awaited most
+            self._played, self._next_summary = True, -math.inf  # users wait for the first figures
 
     def tick(self, now: float) -> None:
-        """Write all that is due at this monotonic time."""
+        """Write summaries, check processes and update the console, if due at monotonic time `now`."""
         if now >= self._next_summary:
             self.write_summaries(now)
             longest = self.config.experiment_summaries_interval
@@ -207,7 +204,7 @@ class Monitor:
 
     def write_summaries(self, now: float) -> None:
         """Write a record of every policy to metrics.jsonl and TensorBoard."""
-        self._say_what_is_absurd()
+        self._warn_of_absurd_figures()
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
@@ -215,7 +212,7 @@ class Monitor:
             own = frozenset(record)
             record |= self.custom(policy, record)
             if self.hooks is not None:
-                record = self._told(self.hooks, policy, record)
+                record = self._after_callbacks(self.hooks, policy, record)
             if len(record) > len(own):
                 added = self._figures.known({name: record[name] for name in record.keys() - own})
                 record = {name: value for name, value in record.items() if name in own or name in added}
@@ -225,15 +222,14 @@ class Monitor:
             if self.writers:
                 self._show(policy, record)
 
-    def _say_what_is_absurd(self) -> None:
-        """Log once in a run that figures are of a size from which nothing can be learned."""
+    def _warn_of_absurd_figures(self) -> None:
         found = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
         if found and not self._has_said_absurd:
             self._has_said_absurd = True
             log.warning("policy %d: nothing can be learned from such numbers: %s", *found[0])
 
-    def _told(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
-        """Return the record as callbacks leave it, after they have written their figures beside it."""
+    def _after_callbacks(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
+        """Call the callbacks for summaries and results; return the record with the figures of callbacks."""
         if hooks.hears("on_summaries"):
             values = {name: one.values() for name, one in self.policies[policy].statistics().items()}
             writer = self.writers[policy] if self.writers else None
@@ -250,25 +246,24 @@ class Monitor:
         self.writers[policy].add(int(record["env_steps"]), tags)
 
     def _show_again(self, policy: int, path: Path) -> None:
-        """Show all curves of an earlier start at the env steps from which this one goes on.
+        """Write a point of every earlier curve at the env steps of the resume.
 
-        TensorBoard's own loader does not heed a purge: it forgets a point only when another of its curve comes at or
-        before its step.
+        TensorBoard's loader ignores a purge: a point disappears only if its curve gets a new point at or before its
+        step.
         """
         earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
         self._show(policy, last_values(earlier))
 
     def record(self, policy: int, now: float) -> dict[str, float]:
-        """Return the counters of a policy, then its figures by TensorBoard tag."""
+        """Return the counters of a policy, then the figures by TensorBoard tag."""
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
         callbacks = {} if self.hooks is None else {f"perf/{COUNT}": self._callbacks_off(self.hooks)}
-        rebuilds = self._of_actors("rebuilds")
         replaced = {
             "perf/restarts": self.restarts,
             "perf/actors_replaced": self.replaced,
-            "perf/env_rebuilds": rebuilds,
+            "perf/env_rebuilds": self._of_actors("rebuilds"),
         }
         rate = self.collect_rate.rates()[10.0]
         collected = {"perf/collected_per_second": rate} if math.isfinite(rate) else {}
@@ -276,11 +271,11 @@ class Monitor:
         return {**head, **replaced, **progress.tags(), **collected, **callbacks, **output}
 
     def figures(self, policy: int) -> dict[str, float]:
-        """Return the counters and tags of a policy now, as a record of metrics.jsonl has them."""
+        """Return the current record of a policy, as in metrics.jsonl."""
         return self.record(policy, time.monotonic())
 
     def overview(self, now: float) -> Overview:
-        """Return how the run is at this monotonic time."""
+        """Return the overview of the run at monotonic time `now`."""
         totals = self.totals()
         return Overview(
             elapsed_seconds=round(self.elapsed_seconds(now), 3),
@@ -299,24 +294,24 @@ class Monitor:
         )
 
     def status(self) -> dict[str, object]:
-        """Return the overview and all that only `status.json` has: this start, totals, returns, processes beside it."""
+        """Return the entries of status.json: the overview, totals, returns and processes beside training."""
         now = time.monotonic()
         means = [p.episode_return.mean for p in self.policies if p.episodes]
         return {
             **self.overview(now).plain(),
-            "seconds": round(now - self.started, 3),  # of this start
+            "seconds": round(now - self.started, 3),  # since the start
             "totals": self.totals(),
             "return_mean": [mean if math.isfinite(mean) else None for mean in means],
             "beside": {name: companion.plain() for name, companion in self.beside.items()},
         }
 
     def line(self) -> str:
-        """Return one line: progress, speed, lag, return and time left."""
+        """Return one line with progress, speed, lag, return and remaining time."""
         now, several = time.monotonic(), len(self.policies) > 1
         parts = [f"policy {i}: " * several + p.line() for i, p in enumerate(self.policies)]
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
-            collected, per_second = self.collected, self.collected / (now - self.started)
-            parts.append(f"collected {short_number(collected)} steps, {short_number(per_second)}/s")
+            per_second = self.collected / (now - self.started)
+            parts.append(f"collected {short_number(self.collected)} steps, {short_number(per_second)}/s")
         if rebuilds := self._of_actors("rebuilds"):
             parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
@@ -325,18 +320,18 @@ class Monitor:
         return " | ".join(parts) + left + (f" | {off} callbacks are off, see logs" if off else "")
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate how long this start goes on from this monotonic time; None: no end is in sight."""
+        """Estimate the remaining seconds at monotonic time `now`; None if the end is days away or unknown."""
         seconds = self.budget.seconds_left(self.policies, self.collected, now - self.started)
         return seconds if seconds < LONGEST_SHOWN_SECONDS else None
 
     @property
     def collected(self) -> int:
-        """Return the steps of all actors in this start."""
+        """Return the steps of all actors since the start."""
         return self._of_actors("collected")
 
     @property
     def stepped(self) -> int:
-        """Return the steps of all actors in this start, those of trajectories that are not whole yet included."""
+        """Return the steps of all actors since the start, with steps of incomplete trajectories."""
         return max(self.collected, sum(times.collected for times in self.times.values()))
 
     def _callbacks_off(self, hooks: Hooks) -> int:
@@ -346,12 +341,12 @@ class Monitor:
         return sum(totals.get(name, 0) for totals in self.workers.values())
 
     def performance(self) -> Performance | None:
-        """Return how the run spends its time, and how near it is to the limit; None while nothing is known of it."""
+        """Return the use of time in the run; None before the first environment or learner step."""
         too_old = max(progress.too_old for progress in self.policies)
         return performance([times.window() for times in self.times.values()], self.machine, too_old)
 
     def totals(self) -> dict[str, int]:
-        """Return counters of the whole run, summed over workers and policies."""
+        """Return the counters of the run, summed over workers and policies."""
         sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
         learners = ((name, value) for p in self.policies for name, value in p.totals.items())
         actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())
@@ -361,12 +356,12 @@ class Monitor:
         return sums
 
     def write_last(self) -> None:
-        """Write the last summaries: before the last checkpoint, from whose time a later start goes on."""
+        """Write the last summaries, before the last checkpoint, from which a resume continues."""
         self._ended = True
         self.write_summaries(time.monotonic())
 
     def close(self) -> None:
-        """Write the last summaries, if that is not done yet, and close the files."""
+        """Write the last summaries if missing, and close files and trackers."""
         self.console.close()
         if not self._ended:
             self.write_last()
@@ -376,7 +371,7 @@ class Monitor:
         for writer in self.writers:
             writer.close(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + TRACKERS_SECONDS
-        for tracker in self.trackers:  # all of them send meanwhile
+        for tracker in self.trackers:  # all trackers send at once
             tracker.end()
         for tracker in self.trackers:
             tracker.close(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""An overview of a run at one moment: the panel draws it, JSON lines and `status.json` hold it."""
+"""The overview of a run at one moment, for the panel, JSON lines and `status.json`."""
 
 import time
 from collections.abc import Mapping
@@ -8,29 +8,29 @@ from typing import Any
 from appo.algorithms.runtime.monitor.performance import Performance
 from appo.utils import machine
 
-MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
-
+MEMORY_SECONDS = 10.0  # between readings of the memory of all processes
+MEMORY_COST = 1000  # times the duration of a reading until the next
 MIB = 1 << 20
-
-MEMORY_COST = 1000  # a look that takes a second is repeated after so many at the earliest
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The figures of a run at one moment; None stands for what is not known yet.
+    """The figures of a run at one moment; an unknown figure is None.
 
     Attributes:
-        elapsed_seconds: of all starts.
-        seconds_left: an estimate.
-        share: of the budget that is used up, of whichever limit is nearest; None where there is no limit, but perhaps
-            a return to be reached.
-        env_steps, samples, discarded: of all policies together.
-        restarts, env_rebuilds: how often processes were started again, and environments made again.
-        memory_bytes: of all processes of the run.
-        performance: where the time goes.
-        policies: a record of each, as metrics.jsonl has it.
-        warnings: the last ones, each one line that begins with the time of day.
-        line: progress, speed, lag, return and time left in one line, for people; not in `plain`.
+        elapsed_seconds: training time of all starts.
+        seconds_left: estimate of the remaining time.
+        share: used share of the budget, for the nearest limit; None without a limit, also with a return to reach.
+        env_steps: env steps of all policies.
+        samples: samples of all policies.
+        discarded: discarded samples of all policies.
+        restarts: number of restarts of processes.
+        env_rebuilds: number of times an environment was created again.
+        memory_bytes: memory of all processes of the run.
+        performance: use of time.
+        policies: record of each policy, as in metrics.jsonl.
+        warnings: latest warnings, each a line that begins with the time of day.
+        line: progress, speed, lag, return and remaining time in one line, for people; not in `plain`.
     """
 
     elapsed_seconds: float
@@ -48,21 +48,21 @@ class Overview:
     line: str = field(default="", compare=False)
 
     def plain(self) -> dict[str, Any]:
-        """Return all of it as JSON knows it; every name is always there."""
+        """Return the overview as JSON values; no name is ever missing."""
         plain = asdict(self) | {"performance": self.performance.plain() if self.performance else None}
         del plain["line"]
         return plain
 
 
 class MemoryMeter:
-    """Memory of the processes of a run, looked at so seldom that it costs no more than a thousandth of a core."""
+    """Memory of the processes of a run; readings cost at most a thousandth of a core."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._main_and_all: tuple[int, int] | None = None
 
     def read(self, now: float) -> int | None:
-        """Return the memory of all processes at the last look, which may be now (monotonic time)."""
+        """Return the memory of all processes at the last reading, perhaps at monotonic time `now`."""
         if now >= self._due:
             began = time.perf_counter()
             self._main_and_all = machine.family_memory_bytes()
@@ -70,7 +70,7 @@ class MemoryMeter:
         return self._main_and_all and self._main_and_all[1]
 
     def tags(self, now: float) -> dict[str, float]:
-        """Return TensorBoard tag -> MiB at the last look, of all processes and of main, as far as known."""
+        """Return TensorBoard tag -> MiB at the last reading, of all processes and of main, as far as known."""
         self.read(now)
         if self._main_and_all is None:
             return {}
@@ -78,4 +78,4 @@ class MemoryMeter:
         return {"perf/memory_mib": total / MIB, "perf/memory_main_mib": main / MIB}
 
 
-memory = MemoryMeter()  # of this process and its descendants, of which there is one family
+memory = MemoryMeter()  # of main and its descendants

@@ -1,4 +1,4 @@
-"""The contents of the live panel: a pure function from a snapshot of a run to lines of text with styles."""
+"""The live panel: a pure function from a snapshot of a run to lines of text with styles."""
 
 import io
 import math
@@ -20,12 +20,12 @@ from appo.algorithms.runtime.roles import ROLES
 from appo.utils.metrics import duration, short_number
 
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
-TWO_COLUMNS = 132  # from this width on things stand side by side
+TWO_COLUMNS = 132  # smallest width with two columns
 GAP = 3
-LABEL = 12  # width of the words at the left
+LABEL = 12  # width of the labels
 BAR = 16
 SHORTEST_BAR = 8  # of the progress
-LARGEST_WHOLE = 99_999_999.5  # return that is written out
+LARGEST_WHOLE = 99_999_999.5  # largest return without an exponent
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
 WARNING_LINES = 3
@@ -34,21 +34,21 @@ SIZE = "replay/size"
 
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
-"""Words and their styles."""
+"""Texts with styles."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment: its title, its figures and its curve.
+    """A run at one moment: title, figures and curve.
 
     Attributes:
-        name: of the run.
-        env: that it learns.
+        name: name of the run.
+        env: name of the environment.
         state: training, finished, ...
-        aim: when it ends, in words.
-        overview: its figures.
-        trace: the mean return so far, of the policy that is best.
-        losses: what is shown of learning, metric -> word, as the algorithm says.
+        aim: end of the run, in words.
+        overview: figures of the run.
+        trace: mean return of the best policy so far.
+        losses: metrics in the line of losses, metric -> word, from the algorithm; {}: the first of all metrics.
     """
 
     name: str
@@ -59,16 +59,21 @@ class Snapshot:
     trace: Trace
     losses: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the run has ended."""
+        return self.state not in ("starting", "training")
+
 
 class Section(NamedTuple):
-    """Lines that are shown together or not at all; those of the largest `rank` are left out first."""
+    """Lines that are shown together or not at all; sections of the largest `rank` are dropped first."""
 
     rank: int
     lines: list[Text]
 
 
 def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
-    """Draw the panel of a run, exactly `columns` wide and at most `rows` high; where these are few, without a frame."""
+    """Draw the panel of a run, exactly `columns` wide and at most `rows` high; a small panel has no frame."""
     if columns < SMALLEST_COLUMNS or rows < SMALLEST_ROWS:
         return Group(*_fit(_small(snapshot, columns), max(1, rows)))
     title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
@@ -95,24 +100,23 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
 
 
 def _small(snapshot: Snapshot, width: int) -> list[Section]:
-    """Return a line for each of what matters, none wider than this, the most important the last to be left out."""
+    """Return sections of one line, at most `width` wide, for a small terminal."""
     overview = snapshot.overview
     several = len(overview.policies) > 1
     best = max(overview.policies, key=lambda record: record.get(RETURN, -math.inf), default={})
-    rates = [_sum(r.get(f"perf/{name}_per_second") for r in overview.policies) for name in ("env_steps", "samples")]
+    rate = _rate(overview, "env_steps")
     share = "" if overview.share is None else f"{_percent(overview.share)} "
-    ended = snapshot.state not in ("starting", "training")
-    left = overview.seconds_left
-    time_left = f"{duration(left)} left" if left is not None and not ended else f"{_clock(overview.elapsed_seconds)}"
-    words = f"{share}{time_left}"
+    left = None if snapshot.has_ended else overview.seconds_left
+    words = share + (_clock(overview.elapsed_seconds) if left is None else f"{duration(left)} left")
     bar = _bar(overview.share or 0.0, max(0, width - 1 - len(words)), "green")
     mean = best.get(RETURN)
     spread = f" ({_figure(best.get('reward/min'))} to {_figure(best.get('reward/max'))})"
+    per_second = "" if rate is None else f", {short_number(rate)}/s"
     lines: list[tuple[int, Spans]] = [
         (3, [(f"{snapshot.name} · {snapshot.env} · {snapshot.state}", "bold")]),
         (0, [*bar, (f" {words}" if len(words) < width - 1 else words, "")]),
         (1, [(f"return {_figure(mean)}", "bold"), ("" if mean is None else spread, "")]),
-        (2, [(f"{short_number(overview.env_steps)} env steps", "bold"), (_per_second(rates[0]), "")]),
+        (2, [(f"{short_number(overview.env_steps)} env steps", "bold"), (per_second, "")]),
         (5, [("best policy ", ""), (f"{best.get('policy', '?')} of {len(overview.policies)}", "")] if several else []),
     ]
     if found := overview.performance:
@@ -125,18 +129,20 @@ def _small(snapshot: Snapshot, width: int) -> list[Section]:
     return [Section(rank, [_line("", [(_clean(w), style) for w, style in spans], 0)]) for rank, spans in lines if spans]
 
 
-def _per_second(rate: float | None) -> str:
-    return "" if rate is None else f", {short_number(rate)}/s"
+def _rate(overview: Overview, name: str) -> float | None:
+    """Return a speed, summed over policies; None while unknown."""
+    known = [r[tag] for r in overview.policies if r.get(tag := f"perf/{name}_per_second") is not None]
+    return sum(known) if known else None
 
 
 def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool = True) -> list[str]:
-    """Return the lines of a drawing, with escape sequences if it is for a terminal.
+    """Return the lines of a drawing.
 
     Args:
-        drawn: by `draw`.
-        columns: its width.
-        colour: whether colours may be used, beside bold and dim.
-        terminal: whether escape sequences may be used at all.
+        drawn: result of `draw`.
+        columns: width of the drawing.
+        colour: whether to use colours, beside bold and dim.
+        terminal: whether to use escape sequences at all.
     """
     console = Console(
         file=io.StringIO(),
@@ -155,7 +161,7 @@ def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool 
 
 
 def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
-    """Put lines beside lines, each with the width of its column."""
+    """Return columns of lines with widths, side by side."""
     table = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
     for _, width in columns:
         table.add_column(width=width, no_wrap=True)
@@ -164,7 +170,7 @@ def _side_by_side(*columns: tuple[Sequence[Text], int]) -> Table:
 
 
 def _fit(sections: Iterable[Section], rows: int) -> list[Text]:
-    """Return as many lines as fit: the least important sections are left out, and then the lowest lines."""
+    """Return as many lines as fit: the least important sections are dropped, then the lowest lines."""
     kept = list(sections)
     while len(kept) > 1 and sum(len(section.lines) for section in kept) > rows:
         kept.remove(max(kept, key=lambda section: section.rank))
@@ -207,19 +213,17 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
 
 def _progress(snapshot: Snapshot, width: int) -> Text:
     overview = snapshot.overview
-    ended = snapshot.state not in ("starting", "training")
-    left = "" if ended or overview.seconds_left is None else f", {duration(overview.seconds_left)} left"
+    seconds_left = None if snapshot.has_ended else overview.seconds_left
+    left = "" if seconds_left is None else f", {duration(seconds_left)} left"
     reached = " until " if overview.share is None else f" {_percent(overview.share)} of "
-    room = width - LABEL - len(reached + left)  # of the bar and the aim
+    room = width - LABEL - len(reached + left)  # for the bar and the aim
     aim = _cut(snapshot.aim, room - SHORTEST_BAR)
     bar = _bar(overview.share or 0.0, room - len(aim), "green")
     return _line("progress", [*bar, (reached + aim + left, "")])
 
 
 def _speed(overview: Overview, width: int) -> list[Text]:
-    env_steps, samples = (
-        _sum(record.get(f"perf/{name}_per_second") for record in overview.policies) for name in ("env_steps", "samples")
-    )
+    env_steps, samples = _rate(overview, "env_steps"), _rate(overview, "samples")
     words = [(f"{short_number(overview.env_steps)} env steps", "bold")]
     if env_steps is not None:
         words.append((f"{short_number(env_steps)} env steps/s", ""))
@@ -253,7 +257,7 @@ def _lag(record: Record, overview: Overview) -> Spans:
 
 
 def _replay(record: Record) -> Spans:
-    """Show how much is in a replay, how often it is used, how surprising it is and how old its draws were."""
+    """Show size, uses, priority and age of a replay."""
     words = [(f"{short_number(record[SIZE])} steps", "")]
     for tag, form in (
         ("replay/uses_per_step", "{:.3g} uses a step"),
@@ -279,25 +283,24 @@ def _machine(overview: Overview) -> Spans:
 
 
 def _role(role: str, times: RoleTimes, width: int) -> Text:
-    """Show whether a role is busy, and by what: waiting is what the bar leaves open."""
+    """Show the busy share of a role as a bar, and the largest phases."""
     phases = sorted(times.shares.items(), key=lambda pair: -pair[1])
     one, many = ROLES[role].panel
     name = one if times.processes == 1 else f"{times.processes} {many}"
     bar = _bar(times.busy, BAR, "cyan")
-    words = [f"{phase.replace('_', ' ')} {share:.0%}" for phase, share in phases if share >= 0.005]
-    styles = ["dim" if phase in WAITING else "" for phase, share in phases if share >= 0.005]
     spans: list[tuple[str, str]] = []
     room = width - LABEL - BAR
-    for word, style in zip(words, styles, strict=True):
-        if len(word) + 2 > room:
+    for phase, share in phases:
+        word = f"  {phase.replace('_', ' ')} {share:.0%}"
+        if share < 0.005 or len(word) > room:
             break
-        room -= len(word) + 2
-        spans.append(("  " + word, style))
+        room -= len(word)
+        spans.append((word, "dim" if phase in WAITING else ""))
     return _line(name, [*bar, *spans])
 
 
 def _policies(records: Sequence[Record], width: int) -> list[Text]:
-    """Return a line per policy, the best first."""
+    """Return a table with a line per policy, the best first."""
     best_first = sorted(records, key=lambda record: -record.get(RETURN, -math.inf))
     heads = ("policy", "env steps", "env steps/s", "return", "lag", "entropy")
     rows = [
@@ -322,7 +325,7 @@ def _policies(records: Sequence[Record], width: int) -> list[Text]:
 
 
 def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
-    """Draw the mean return over time, scaled to its own range."""
+    """Draw the mean return over time, scaled from the lowest to the highest value."""
     values = trace.resample(width - LABEL)
     if len(trace) < 2:
         return []
@@ -336,7 +339,7 @@ def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
 
 
 def chart(values: Sequence[float], rows: int) -> list[str]:
-    """Draw columns of blocks in so many rows, the lowest value an eighth of a row high and the highest all of them."""
+    """Draw columns of blocks; the lowest value is an eighth of a row high, the highest value `rows` rows."""
     low, high = min(values), max(values)
     steps = len(BLOCKS) - 1
     scale = (rows * steps - 1) / (high - low) if high > low else 0.0
@@ -347,7 +350,7 @@ def chart(values: Sequence[float], rows: int) -> list[str]:
 
 
 def _wrap(label: str, spans: Spans, width: int) -> list[Text]:
-    """Return the spans after a label, separated, in as many lines as they need; words of a long one are wrapped."""
+    """Return a label and spans with separators, in as many lines as necessary; long spans are wrapped."""
     lines: list[list[tuple[str, str]]] = [[]]
     room = width - LABEL
     left = room
@@ -373,13 +376,13 @@ def _line(label: str, spans: Spans, indent: int = LABEL) -> Text:
 
 
 def _bar(share: float, width: int, style: str) -> Spans:
-    """Draw a bar, heavy for its full part, light for the rest, so that it can be read without colours."""
+    """Draw a bar, heavy for the full part, light for the rest: readable without colours."""
     full = round(min(1.0, max(0.0, share)) * width)
     return [("━" * full, style), ("─" * (width - full), "dim")]
 
 
 def _clean(text: str) -> str:
-    """Return the text with nothing in it that could move the cursor."""
+    """Return the text without signs that could move the cursor."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -388,17 +391,12 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _known(value: float | None, form: Any) -> str:
     return "-" if value is None else str(form(value))
 
 
 def _figure(value: float | None) -> str:
-    """Write a return, with as many places as are of interest and fewer signs than a label has."""
+    """Write a return, with two decimals if small, and shorter than a label."""
     if value is None:
         return "-"
     if abs(value) < 1000:
@@ -419,6 +417,6 @@ def _bytes(number: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Write seconds as a stopwatch shows them: 1:02:03."""
+    """Write seconds as on a stopwatch: 1:02:03."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,8 +1,8 @@
-"""The performance of a run: where its time goes, what it waits for, how near the limit it is. Pure arithmetic.
+"""The performance of a run: use of time, bottleneck and nearness to the limit. Pure arithmetic.
 
-The limit is what the machine could do with this environment and this network if no core were ever idle: cores divided
-by the CPU time of a sample, or what the learner's thread can do, whichever is less. CPU time, because the processes
-share the cores; on a GPU the learner's wall time, as its CPU only starts the work.
+The limit is the speed of the machine, with the environment and network of the run, if no core were ever idle: the
+smaller of cores divided by the CPU time of a sample, and the speed of the learner's thread. CPU time counts because
+processes share the cores; on a GPU the learner's wall time counts, because the CPU only starts the work.
 """
 
 from collections import deque
@@ -17,11 +17,11 @@ from appo.utils.metrics import short_number
 from appo.utils.timing import PHASES
 
 WINDOW_SECONDS = 10.0
-FULL = 0.9  # share from which on something counts as busy all the time
-DISCARDED = 0.05  # share of samples that are too old, from which on it is the first thing to change
-STARVED = 0.8  # share of CPU time in busy time below which a process does not get the core it needs
-MUCH = 0.3  # share of waiting from which on it is worth a word
-SHOWN_PHASES = 6  # that the console shows, all roles together
+FULL = 0.9  # smallest busy share of a full process or machine
+DISCARDED = 0.05  # smallest share of too old samples that is reported first
+STARVED = 0.8  # largest share of CPU time in busy time of a process short of a core
+MUCH = 0.3  # smallest share of waiting worth a word
+SHOWN_PHASES = 6  # phases on the console, for all roles together
 WAITING = PHASES[timing.WAITING :]
 TAKEN = "other programs or hidden waits slow it down"
 WORDS = {"env": "environment", "reset": "environment resets"}
@@ -29,14 +29,14 @@ WORDS = {"env": "environment", "reset": "environment resets"}
 
 @dataclass(frozen=True)
 class Machine:
-    """The cores and devices of a run, and how it uses them.
+    """The cores and devices of a run, and their use.
 
     Attributes:
-        cores: that it may use; with a quota not always a whole number.
+        cores: number of usable cores; with a quota perhaps a fraction.
         gpu: whether networks are on a GPU.
-        takes_turns: nobody acts while the learner trains, because flags say so.
-        has_actors: environments are played; without, all there is to do is to train.
-        replays: the learner draws from a replay and holds actors, or waits for them, to keep `--replay_ratio`.
+        takes_turns: whether flags forbid acting while the learner trains.
+        has_actors: whether environments are played; else the run only trains.
+        replays: whether the learner draws from a replay, and `--replay_ratio` holds actors or the learner.
     """
 
     cores: float
@@ -46,8 +46,8 @@ class Machine:
     replays: bool = False
 
 
-class Window(NamedTuple):
-    """The work of one process in some seconds; as `TimeReport`."""
+class WorkWindow(NamedTuple):
+    """The work of one process in some seconds, with the fields of `TimeReport`."""
 
     role: str
     seconds: dict[str, float]
@@ -57,22 +57,22 @@ class Window(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Return its seconds."""
+        """Return the length in seconds."""
         return sum(self.seconds.values())
 
     def busy(self, seconds: Mapping[str, float]) -> float:
-        """Sum those of the seconds by phase that are not spent waiting."""
+        """Return the sum of `seconds` (phase -> seconds) without waiting."""
         return sum(value for phase, value in seconds.items() if phase not in WAITING)
 
 
 class ProcessTimes:
-    """The reports of one process of about the last ten seconds, more where it completes its work in larger pieces."""
+    """The reports of one process for the last ten seconds, or longer if units of work take longer."""
 
     def __init__(self) -> None:
         self._reports: deque[TimeReport] = deque()
 
     def add(self, report: TimeReport) -> None:
-        """Take in a report; one of a process that was started again begins anew."""
+        """Add a report; the first report after a restart deletes all earlier reports."""
         reports = self._reports
         if not reports or reports[0].started != report.started:
             reports.clear()
@@ -84,13 +84,13 @@ class ProcessTimes:
 
     @property
     def collected(self) -> int:
-        """Return the steps that the process has taken, those of trajectories that are not whole included."""
+        """Return the steps of the process, with steps of incomplete trajectories."""
         return self._reports[-1].collected
 
-    def window(self) -> Window:
+    def window(self) -> WorkWindow:
         """Return the work from the oldest to the newest report."""
         first, last = self._reports[0], self._reports[-1]
-        return Window(
+        return WorkWindow(
             last.role,
             _difference(first.seconds, last.seconds),
             _difference(first.cpu_seconds, last.cpu_seconds),
@@ -99,7 +99,7 @@ class ProcessTimes:
         )
 
     def _needed(self, last: TimeReport) -> bool:
-        """Return whether without the oldest report no piece of work would be left in the window."""
+        """Return whether the window would contain no unit of work without the oldest report."""
         return _work(self._reports[1]) == _work(last) > _work(self._reports[0])
 
 
@@ -108,9 +108,9 @@ class RoleTimes:
     """The shares of time of all processes of a role, by phase.
 
     Attributes:
-        processes: how many there are.
-        shares: phase -> share of their wall time; they add up to 1.
-        busy_cores: their CPU time per second, all together.
+        processes: number of processes.
+        shares: phase -> share of wall time; shares add up to 1.
+        busy_cores: CPU time per second of all processes.
     """
 
     processes: int
@@ -119,16 +119,16 @@ class RoleTimes:
 
     @property
     def busy(self) -> float:
-        """Return the share of the time that is not spent waiting."""
+        """Return the share of the time without waiting."""
         return sum(share for phase, share in self.shares.items() if phase not in WAITING)
 
     @property
     def starved(self) -> bool:
-        """Return whether the processes do not get the cores that they could use."""
+        """Return whether the processes are short of cores."""
         return self.busy_cores < STARVED * self.busy * self.processes
 
     def most(self) -> str:
-        """Return the phase, other than waiting, that takes most of the time."""
+        """Return the phase with the largest share, apart from waiting, and the share."""
         phase = max((p for p in self.shares if p not in WAITING), key=self.shares.__getitem__)
         return f"{_percent(self.shares[phase])} {WORDS.get(phase, phase)}"
 
@@ -138,16 +138,17 @@ NO_PROCESS = RoleTimes(0, {}, 0.0)
 
 @dataclass(frozen=True)
 class Performance:
-    """The use of time in a run, all processes together.
+    """The use of time in a run by all processes.
 
     Attributes:
-        roles: how the processes of each role spend theirs.
+        roles: role -> shares of time.
         cpu_us: phase -> CPU time of a sample in microseconds, over all processes.
-        busy_cores, cores: CPU time per second, and what there is of it.
-        samples_per_second: valid steps that are both taken and trained; only taken, while nothing is trained; only
-            trained, without actors.
-        limit_samples_per_second: what the machine could do; 0 while nothing is trained.
-        bottleneck: what it waits for, in words.
+        busy_cores: CPU time per second.
+        cores: number of usable cores.
+        samples_per_second: valid steps that are both taken and trained; before training steps taken, without actors
+            steps trained.
+        limit_samples_per_second: limit of the machine; 0 while nothing is trained.
+        bottleneck: bottleneck, in words.
     """
 
     roles: dict[str, RoleTimes]
@@ -160,11 +161,11 @@ class Performance:
 
     @property
     def limit_ratio(self) -> float:
-        """Return how near the run is to the limit; 0 while that is not known."""
+        """Return the speed as a share of the limit; 0 while the limit is unknown."""
         return self.samples_per_second / self.limit_samples_per_second if self.limit_samples_per_second else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Return all of it as JSON knows it."""
+        """Return the performance as JSON values."""
         return asdict(self) | {"limit_ratio": self.limit_ratio}
 
     def tags(self) -> dict[str, float]:
@@ -178,11 +179,11 @@ class Performance:
         return tags
 
     def shown_roles(self) -> dict[str, RoleTimes]:
-        """Return the roles that are shown: main only listens, unless everything is in it."""
+        """Return the roles to show: without main, unless all workers are in main."""
         return {role: times for role, times in self.roles.items() if role != MAIN.name or len(self.roles) == 1}
 
     def lines(self) -> tuple[str, str]:
-        """Return two lines for the console: the largest phases of each role, and what follows from them."""
+        """Return two lines for the console: the largest phases of each role, and the limit with the bottleneck."""
         roles = self.shown_roles()
         parts = []
         for role, times in roles.items():
@@ -194,19 +195,19 @@ class Performance:
         return f"time: {' | '.join(parts)}", f"limit: {reached}; {self.bottleneck}"
 
 
-def performance(windows: Iterable[Window], machine: Machine, discarded: float = 0.0) -> Performance | None:
-    """Derive the performance from the windows of all processes; None before a first environment or learner step.
+def performance(windows: Iterable[WorkWindow], machine: Machine, discarded: float = 0.0) -> Performance | None:
+    """Return the performance; None before the first environment or learner step.
 
     Args:
-        windows: of all processes.
-        machine: they run on.
-        discarded: share of the samples that learners found too old.
+        windows: windows of all processes.
+        machine: machine of the run.
+        discarded: share of samples that learners found too old.
     """
     seen = [window for window in windows if window.length > 0]
     collected = sum(w.collected / w.length for w in seen)
     trained = sum(w.trained / w.length for w in seen)
     if not machine.has_actors:
-        collected = trained  # every step that is read
+        collected = trained  # steps read from datasets
     if not collected:
         return None
     of_roles = {role: of_role for role in ROLES if (of_role := [w for w in seen if w.role == role])}
@@ -228,7 +229,7 @@ def performance(windows: Iterable[Window], machine: Machine, discarded: float = 
 
 
 def too_old(discarded: float) -> str:
-    """Return advice for that share of samples that are discarded; empty while they are few."""
+    """Return advice for a share of discarded samples; empty for a small share."""
     if discarded < DISCARDED:
         return ""
     return f"{_percent(discarded)} of the samples are too old: fewer environments or a larger --max_policy_lag"
@@ -237,13 +238,13 @@ def too_old(discarded: float) -> str:
 def bottleneck(
     roles: Mapping[str, RoleTimes], fullest: Mapping[str, RoleTimes], cpu_us: Mapping[str, float], machine: Machine
 ) -> str:
-    """Return in words what a run waits for: the learner's thread, the cores, another role or only each other.
+    """Return the bottleneck of a run in words: the learner's thread, the cores, another role, or mutual waiting.
 
     Args:
-        roles: how the processes of each role spend their time.
-        fullest: the same of the one of them that waits least, as it is the one that others wait for.
-        cpu_us: phase -> CPU time of a sample.
-        machine: they run on.
+        roles: role -> shares of time.
+        fullest: role -> shares of time of the busiest process, for which the run waits.
+        cpu_us: phase -> CPU time of a sample in microseconds.
+        machine: machine of the run.
     """
     if roles.keys() == {MAIN.name}:
         return _of_one_thread(roles[MAIN.name], machine)
@@ -271,7 +272,7 @@ def bottleneck(
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, replays: bool) -> str:
-    """Return what actors wait for while neither learner nor policy workers nor cores are full."""
+    """Return the bottleneck while neither learner nor policy workers nor cores are full."""
     if actors.busy >= FULL:
         waiting = f", the learner waits {_percent(1 - learner.busy)} for the replay" if learner and replays else ""
         more = TAKEN if actors.starved else f"{busy}: raise --num_workers"
@@ -296,18 +297,18 @@ def _of_one_thread(main: RoleTimes, machine: Machine) -> str:
     return f"{said}; other placements use all {machine.cores:g} cores" if others else said
 
 
-def _role_times(windows: list[Window]) -> RoleTimes:
+def _role_times(windows: list[WorkWindow]) -> RoleTimes:
     phases = dict.fromkeys(phase for w in windows for phase in w.seconds)
     shares = {p: sum(w.seconds.get(p, 0.0) / w.length for w in windows) / len(windows) for p in phases}
     return RoleTimes(len(windows), shares, sum(sum(w.cpu_seconds.values()) / w.length for w in windows))
 
 
-def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str, float]:
-    """Return microseconds of CPU time per sample by phase; those used while waiting are the framework's."""
+def _cpu_us(windows: list[WorkWindow], collected: float, trained: float) -> dict[str, float]:
+    """Return microseconds of CPU time per sample by phase; CPU time while waiting counts as the framework's."""
     costs: dict[str, float] = {}
     for w in windows:
         for phase, seconds in w.cpu_seconds.items():
-            # Learners take samples in whole batches, so in a short time not as many as are collected.
+            # Learners train whole batches, so in a short time collected and trained steps differ.
             rate = trained if ROLES[w.role].trains or phase == "training" else collected
             if rate:
                 name = "framework" if phase in WAITING else phase
@@ -315,13 +316,13 @@ def _cpu_us(windows: list[Window], collected: float, trained: float) -> dict[str
     return costs
 
 
-def _limit(windows: list[Window], cpu_us: Mapping[str, float], machine: Machine) -> float:
-    """Return samples per second, if no core idled and no learner waited."""
+def _limit(windows: list[WorkWindow], cpu_us: Mapping[str, float], machine: Machine) -> float:
+    """Return samples per second without idle cores or waiting learners."""
     limit = 1e6 * machine.cores / sum(cpu_us.values())
     learners = [w for w in windows if ROLES[w.role].trains]
     if not learners:
         return limit
-    # Wall time grows while others use the core; with several threads CPU time exceeds it.
+    # Wall time grows on a busy core; with several threads CPU time exceeds wall time.
     busy = [w.busy(w.seconds) if machine.gpu else min(w.busy(w.seconds), w.busy(w.cpu_seconds)) for w in learners]
     return min(limit, sum(w.trained / seconds for w, seconds in zip(learners, busy, strict=True) if seconds))
 

@@ -1,4 +1,4 @@
-"""Counters and statistics of one policy, as main knows them."""
+"""Counters and statistics of one policy, in main."""
 
 import logging
 import math
@@ -7,10 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from appo.algorithms.runtime.messages import (
-    EpisodesDone,
-    PolicyTraits,
-)
+from appo.algorithms.runtime.messages import EpisodesDone, PolicyTraits
 from appo.utils.metrics import short_number
 from appo.utils.values import ABSURD, shown
 from appo.utils.windows import RateMeter, RunningStatistic
@@ -23,17 +20,17 @@ LONGEST_NAME = 200
 T = TypeVar("T")
 
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
-HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl; TensorBoard tags follow
+HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
 
 
 class Names:
-    """Names of figures that others report: the first ones, up to a limit, are taken and stay; others are left out.
+    """Names of reported figures: the first names, up to a limit, are accepted; figures of later names are dropped.
 
-    A name is there for the rest of the run, in memory and in every record: one for each episode would fill both.
+    An accepted name stays in memory and in every record until the end: a name per episode would fill both.
 
     Args:
-        most: names.
-        of_what: for the line that says that there are too many.
+        most: largest number of names.
+        of_what: kind of figures, for the warning.
     """
 
     def __init__(self, most: int = MOST_NAMES, of_what: str = "statistics of environments (--max_stats_names)") -> None:
@@ -42,7 +39,7 @@ class Names:
         self._is_said = False
 
     def known(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the values whose names are known or can still be taken; too many and too long ones are left out."""
+        """Return the values with accepted names, new names included up to the limits."""
         return {name: value for name, value in values.items() if name in self._known or self._take(name)}
 
     def _take(self, name: str) -> bool:
@@ -66,40 +63,39 @@ class PolicyProgress:
     """Counters and statistics of one policy.
 
     Args:
-        stats_avg: episodes that are averaged.
-        frozen: it plays and never learns.
-        names: that statistics of environments may have.
-        figures: that those of learners may have.
+        stats_avg: number of averaged episodes.
+        frozen: whether the policy plays and never learns.
+        names: accepted names of environments' statistics.
+        figures: accepted names of learners' figures.
 
     Attributes:
-        totals: of its learner, see `LearnerReport`.
-        episode_return, length: of its last episodes.
-        exploring: returns of its last episodes in rows that explore much, see `Algorithm.explores`.
-        stats: the same for statistics reported by the environment.
-        frozen: it plays and never learns.
-        adoptions: how often its weights were replaced by those of another policy.
+        totals: totals of the learner, see `LearnerReport`.
+        episode_return: returns of the last episodes.
+        length: lengths of the last episodes.
+        exploring: returns of the last episodes in rows that explore much, see `Algorithm.explores`.
+        stats: environments' statistics of the last episodes, by name.
+        metrics: latest metrics of the learner, by tag.
+        adoptions: number of times the weights were replaced by the weights of another policy.
     """
 
     def __init__(
         self, stats_avg: int, *, frozen: bool = False, names: Names | None = None, figures: Names | None = None
     ) -> None:
-        self.stats_avg, self.frozen, self.adoptions = stats_avg, frozen, 0
+        self.stats_avg, self.frozen = stats_avg, frozen
         self._names, self._figures = names or Names(), figures or Names()
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
         self._restored: dict[str, int] = {}
         self.version = 0
         self.episodes = 0
-        self.episode_return, self.length = RunningStatistic(stats_avg), RunningStatistic(stats_avg)
-        self.exploring = RunningStatistic(stats_avg)
-        self.stats: dict[str, RunningStatistic] = {}
         self.metrics: dict[str, float] = {}
         self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
+        self.start_afresh(adoptions=0)
 
     def add_episodes(self, done: EpisodesDone, policy: int) -> None:
-        """Take in the episodes this policy played."""
+        """Add the episodes that the policy with this index played."""
         mine = done.policy == policy
         self.episodes += int(np.count_nonzero(mine))
-        if done.exploring is not None:  # what such rows achieve says little of the policy
+        if done.exploring is not None:  # returns of exploring rows do not measure the policy
             self.exploring.append(done.episode_return[mine & done.exploring])
             mine = mine & ~done.exploring
         self.episode_return.append(done.episode_return[mine])
@@ -110,39 +106,38 @@ class PolicyProgress:
                     self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(value)
 
     def learned(self, totals: Mapping[str, int], metrics: Mapping[str, float]) -> None:
-        """Take in a report of its learner."""
+        """Add a report of the learner."""
         self.totals |= totals
         self.metrics |= self._figures.known(metrics)
 
     def start_afresh(self, adoptions: int) -> None:
-        """Forget the episodes of weights that were replaced: they say nothing of the policy any more."""
+        """Delete the statistics of episodes, which replaced weights played."""
         self.adoptions = adoptions
-        self.episode_return, self.length = RunningStatistic(self.stats_avg), RunningStatistic(self.stats_avg)
-        self.exploring = RunningStatistic(self.stats_avg)
-        self.stats.clear()
+        self.episode_return, self.length, self.exploring = (RunningStatistic(self.stats_avg) for _ in range(3))
+        self.stats: dict[str, RunningStatistic] = {}
 
     @property
     def too_old(self) -> float:
-        """Return the share of the samples that was discarded in the last seconds.
+        """Return the share of samples discarded in the last ten seconds.
 
-        A policy that does not learn, or not any more, discards all of them, whatever their age: then it is 0.
+        The share is 0 for a policy that does not learn, or not any longer: all samples are discarded at any age.
         """
         discarded, used = self.discard_rate.rates()[10.0], self.sample_rate.rates()[10.0]
         return discarded / (discarded + used) if used > 0 else 0.0
 
     def statistics(self) -> dict[str, RunningStatistic]:
-        """Return everything that is averaged over episodes, by the first part of its tags."""
+        """Return the statistics of episodes by the first part of the tag."""
         extra = {f"stats/{name}": statistic for name, statistic in self.stats.items()}
         apart = {"reward_exploring": self.exploring} if self.exploring.count else {}
         return {"reward": self.episode_return, "len": self.length, **apart, **extra}
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the statistics a checkpoint keeps, so that the averages of a later start go on where they were."""
+        """Return the statistics for a checkpoint, with which averages continue after a resume."""
         windows = {name: statistic.values() for name, statistic in self.statistics().items()}
         return {"episodes": self.episodes, "adoptions": self.adoptions, "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the plain state of a checkpoint, with its `snapshot` as "progress"."""
+        """Continue from the plain state of a checkpoint, which contains a `snapshot` as "progress"."""
         self._restored = {name: int(state[name]) for name in self.totals if name in state}
         self.totals |= self._restored
         self.version = int(state.get("version", 0))
@@ -160,11 +155,11 @@ class PolicyProgress:
             self.stats.setdefault(name, RunningStatistic(self.stats_avg)).append(values)
 
     def since_start(self, name: str) -> int:
-        """Return how much of a total this start has added to what was restored."""
+        """Return a total without the restored part."""
         return self.totals[name] - self._restored.get(name, 0)
 
     def tags(self) -> dict[str, float]:
-        """Return TensorBoard tag -> value, only what is known."""
+        """Return TensorBoard tag -> value, for known values."""
         values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
         for name, statistic in self.statistics().items():
             if statistic.count:
@@ -174,7 +169,7 @@ class PolicyProgress:
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
 
     def absurd(self) -> str:
-        """Return the figures of learning and returns that are beyond all reason; empty if none is."""
+        """Return the absurdly large figures of learning and returns in words; empty without any."""
         figures = {tag: value for tag, value in self.metrics.items() if tag.startswith("train/")}
         if self.episode_return.count:
             figures["reward/mean"] = self.episode_return.mean
@@ -185,7 +180,7 @@ class PolicyProgress:
         return ", ".join(found)
 
     def line(self) -> str:
-        """Return progress, speed, lag and return in one line."""
+        """Return one line with progress, speed, lag and return."""
         rates = self.env_step_rate.rates()
         speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
         parts = [f"env steps {short_number(self.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"]

@@ -15,22 +15,22 @@ from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
 STATUS_SECONDS = 2.0
 
 SHORT = ("state", "reason", "pid", "time", "totals", "return_mean", "budget", "seconds", "elapsed_seconds", "env_steps")
-"""What is most worth to be known of a status where there is no room for all of it."""
+"""Most important names, for a status that does not fit on the disk as a whole."""
 
-DURABLE_SECONDS = 3.0  # that a state which lasts may take to be on disk
+DURABLE_SECONDS = 3.0  # to write a lasting state to the disk
 
 
 class Status:
-    """Writes the state of a run with its counters. A full disk costs what would have been written, nothing else.
+    """Writes the state of a run with counters. A full disk costs only the lost writes.
 
     Args:
-        directory: of the run.
+        directory: directory of the run.
 
     Attributes:
-        counters: what else is written each time, as soon as there is something to count.
-        budget: of the run, as plain values, as soon as it is known.
-        machine: that the run has, as plain values.
-        disk: does the writing, here and for others of the run in main.
+        counters: function that returns further entries.
+        budget: budget of the run, as JSON values; empty until known.
+        machine: machine of the run, as JSON values.
+        disk: thread that writes files, shared by main's writers.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -42,13 +42,13 @@ class Status:
         self._due = -math.inf
 
     def tick(self, now: float) -> None:
-        """Write, while training, every few seconds of this monotonic clock, without waiting for the disk."""
+        """Write the state "training" every few seconds of monotonic time, without waiting for the disk."""
         if now >= self._due:
             self._due = now + STATUS_SECONDS
             self._write("training", "", durable=False)
 
     def write(self, state: str, reason: str = "") -> None:
-        """Write that the run is in this state now, and why."""
+        """Write a state of the run and the reason."""
         self._write(state, reason, durable=True)
 
     def _write(self, state: str, reason: str, *, durable: bool) -> None:
@@ -59,20 +59,20 @@ class Status:
         if durable:
             self.disk.do(write, DURABLE_SECONDS)
         else:
-            self.disk.do(write, keep=False)  # there will be a newer one
+            self.disk.do(write, keep=False)  # a newer state follows
 
 
 def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) -> None:
     try:
         write_json_atomic(path, status, durable=durable)
     except OSError:
-        if durable:  # how the run has ended must not stay unknown
+        if durable:  # the end of a run must be recorded
             with contextlib.suppress(OSError):
                 _write_in_place(path, status)
 
 
 def _write_in_place(path: Path, status: Mapping[str, object]) -> None:
-    """Overwrite a status, as far as it fits: a full disk takes no new file, but the bytes that this one has."""
+    """Overwrite the bytes of the existing file, as far as the status fits: a full disk takes no new file."""
     descriptor = update_own(path)
     try:
         room = os.fstat(descriptor).st_size

@@ -1,9 +1,9 @@
-"""A frame in the lowest lines of a terminal, drawn over and over, with all else that is printed above it.
+"""A frame in the lowest lines of a terminal, redrawn in place, with all printed lines above.
 
-The cursor stays visible and no mode of the terminal is changed, so there is nothing to restore: however the process
-ends, its last frame stands there and what comes next goes below. Frames are written by the thread that shows them,
-through a description of the terminal of their own that never waits: one that does not take them (Ctrl-S, a dead
-connection) costs frames and no time.
+The cursor stays visible and no mode of the terminal changes, so nothing must be restored: after any end of the process
+the last frame remains and further output appears below. The calling thread writes frames through a separate,
+non-blocking description of the terminal. A terminal that takes no output (Ctrl-S, a dead connection) costs frames and
+no time.
 """
 
 import contextlib
@@ -19,28 +19,28 @@ CLOSING_SECONDS = 1.0
 
 
 class Screen:
-    """Shows frames at the bottom of a terminal; while it is open, stdout, stderr and logs print above them.
+    """Shows frames at the bottom of a terminal; while open, stdout, stderr and logs print above the frame.
 
     Args:
-        descriptor: of the terminal.
+        descriptor: file descriptor of the terminal.
 
     Raises:
-        OSError: it cannot be opened for writing.
+        OSError: the terminal cannot be opened for writing.
     """
 
     def __init__(self, descriptor: int) -> None:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        self._descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)  # the shell's own must go on waiting
+        self._descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)  # the shell's descriptor must stay blocking
         self._lock = threading.RLock()
         self._frame: list[str] = []
-        self._columns = 0  # of the terminal when the frame was written
+        self._columns = 0  # width of the terminal at the last frame
         self._unsent = b""
         self._is_open = True
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (self._above(stream) for stream in self._streams)
 
     def size(self) -> os.terminal_size:
-        """Return columns and rows now.
+        """Return the current columns and rows.
 
         Raises:
             OSError: the terminal is gone.
@@ -48,29 +48,29 @@ class Screen:
         return os.get_terminal_size(self._descriptor)
 
     def show(self, frame: Sequence[str]) -> None:
-        """Put these lines in the place of those shown before, unless the terminal is busy or another job's.
+        """Replace the last frame, unless the terminal is busy or belongs to another job.
 
         Args:
-            frame: lines that are narrower than the terminal; [] takes the last ones away.
+            frame: lines, narrower than the terminal; [] removes the last frame.
 
         Raises:
             OSError: the terminal is gone.
         """
-        if not self._lock.acquire(timeout=0):  # somebody prints a line, and may wait for the terminal
+        if not self._lock.acquire(timeout=0):  # a thread prints a line, and may wait for the terminal
             return
         try:
             if not self._in_foreground():
-                self._frame = []  # the shell writes where it was
+                self._frame = []  # the shell writes over the frame
             elif not self._unsent or self._send(b""):
                 self._draw(frame)
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Leave the last frame where it is; from here on all streams print below it."""
+        """Leave the last frame on the terminal; all streams print below from now on."""
         if not self._is_open:
             return
-        locked = self._lock.acquire(timeout=CLOSING_SECONDS)  # a thread may be printing, if the terminal lets it
+        locked = self._lock.acquire(timeout=CLOSING_SECONDS)  # a thread may print, or wait for the terminal
         self._is_open, self._frame = False, []
         for stream, before in zip((sys.stdout, sys.stderr), self._streams, strict=True):
             if isinstance(stream, AboveFrame):
@@ -83,7 +83,7 @@ class Screen:
 
     @contextlib.contextmanager
     def aside(self, stream: TextIO) -> Iterator[None]:
-        """Take the frame away while entered, so that the stream can print where it was."""
+        """Remove the frame while entered, so the stream can print in the place of the frame."""
         with self._lock:
             frame = self._frame
             if frame:
@@ -92,7 +92,7 @@ class Screen:
             yield
             stream.flush()
             if frame and self._is_open:
-                with contextlib.suppress(OSError):  # the next frame finds out
+                with contextlib.suppress(OSError):  # the next frame will raise
                     self._draw(frame)
 
     def _draw(self, frame: Sequence[str]) -> None:
@@ -101,9 +101,9 @@ class Screen:
         self._send((before + "".join(f"{line}\r\n" for line in frame)).encode(errors="replace"))
 
     def _erase(self) -> str:
-        """Return the text that moves the cursor to where the frame begins and clears the terminal from there.
+        """Return the escape sequence that clears the terminal from the first line of the frame.
 
-        A terminal that has become narrower since has wrapped its lines.
+        A terminal that has become narrower has wrapped the lines.
         """
         if not self._frame:
             return ""
@@ -111,7 +111,7 @@ class Screen:
         return f"\r\x1b[{len(self._frame) * max(1, rows_per_line)}A\x1b[J"
 
     def _send(self, text: bytes) -> bool:
-        """Write the rest of earlier texts and this one; return whether nothing is left."""
+        """Write the rest of earlier texts and a new text; return whether nothing is left."""
         text = self._unsent + text
         try:
             written = os.write(self._descriptor, text) if text else 0
@@ -123,11 +123,11 @@ class Screen:
     def _in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._descriptor) == os.getpgrp()
-        except OSError:  # not the terminal of this session: nobody can send it to the background
+        except OSError:  # a terminal of another session has no background jobs of ours
             return True
 
     def _above(self, stream: TextIO) -> TextIO:
-        """Return a stream that prints above the frame, if it goes to the same terminal."""
+        """Return a stream that prints above the frame; a stream to another place is returned unchanged."""
         try:
             same = stream.isatty() and os.fstat(stream.fileno()).st_rdev == os.fstat(self._descriptor).st_rdev
         except (OSError, ValueError):  # a stream without a descriptor
@@ -140,11 +140,11 @@ class Screen:
 
 
 class AboveFrame(io.TextIOBase):
-    """A stream whose lines appear above the frame of a screen, each as soon as it is complete.
+    """A stream whose complete lines appear above the frame of a screen.
 
     Args:
-        screen: that has the frame.
-        stream: what is written to.
+        screen: screen with the frame.
+        stream: stream of the terminal.
     """
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:
@@ -152,7 +152,7 @@ class AboveFrame(io.TextIOBase):
         self._begun = ""
 
     def write(self, text: str) -> int:
-        """Print the lines that this completes."""
+        """Print the lines completed by the text."""
         lines, newline, rest = (self._begun + text).rpartition("\n")
         self._begun = rest
         if newline:
@@ -161,7 +161,7 @@ class AboveFrame(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Print the line that was begun, for lack of a better moment."""
+        """Print the incomplete last line."""
         with contextlib.suppress(OSError):
             self._stream.write(self._begun)
         self._begun = ""
@@ -171,7 +171,7 @@ class AboveFrame(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """Let the stream print the text that it has kept."""
+        """Flush the stream."""
         self._stream.flush()
 
     def fileno(self) -> int:
@@ -179,15 +179,15 @@ class AboveFrame(io.TextIOBase):
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Return True: on no terminal nothing would have to be above the frame."""
+        """Return True: only streams of a terminal are wrapped."""
         return True
 
     def __getattr__(self, name: str) -> object:
-        """Return any other attribute of the stream, such as its buffer."""
+        """Return an attribute of the stream, such as `buffer`."""
         return getattr(self._stream, name)
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # of the base class it can be written
+    def encoding(self) -> str:  # type: ignore[override]  # writable in the base class
         """Return the encoding of the stream."""
         return self._stream.encoding
 
@@ -195,4 +195,4 @@ class AboveFrame(io.TextIOBase):
 def _redirect_logs(before: TextIO | AboveFrame, after: TextIO) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-            handler.stream = after  # nothing is kept in between that would have to be flushed
+            handler.stream = after  # no flush: a handler buffers nothing

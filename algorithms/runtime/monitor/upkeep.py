@@ -1,4 +1,4 @@
-"""Upkeep of the files of a run while others write them: logs without end, and a folder that goes away."""
+"""Upkeep of the folder of a running run: long logs are shortened, a removed folder is created again."""
 
 import contextlib
 import logging
@@ -17,20 +17,20 @@ from appo.utils.values import shown
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-END_SECONDS = 3.0  # for the last look, on a disk that may not answer
-KEPT_BYTES = 1 << 20  # of a file that is kept in memory, should it go away
+END_SECONDS = 3.0  # for the last check; a disk may hang
+KEPT_BYTES = 1 << 20  # largest file kept in memory, to be written again after a loss
 
 
 class Upkeep:
-    """Looks at the folder of a run in a thread of its own, while entered.
+    """Checks the folder of a run in a thread, while entered.
 
-    A thread, because main has other things to do while processes start, and a program that trains in steps may do
-    nothing for an hour; a daemon, because a disk that does not answer keeps it as long as it likes.
+    A thread, because main is busy while processes start, and a program that trains in steps may pause for an hour. The
+    thread is a daemon, because a hung disk may block it for ever.
 
     Args:
-        folder: of the run.
-        lock: of the run, which is held.
-        max_log_bytes: that each log may have.
+        folder: folder of the run.
+        lock: lock of the run, held by main.
+        max_log_bytes: largest size of a log.
     """
 
     def __init__(self, folder: RunFolder, lock: RunLock, max_log_bytes: int) -> None:
@@ -51,11 +51,11 @@ class Upkeep:
         self._thread.join(END_SECONDS)
 
     def look(self) -> None:
-        """Shorten the logs that are too long, and say so of the first one; make the folder whole that has gone away."""
+        """Shorten long logs, with a warning for the first, and restore lost files."""
         self.belongings.look()
         for name in self._too_long():
             path, shortened = self.folder.logs / name, False
-            with contextlib.suppress(OSError):  # removed meanwhile, or no log of ours
+            with contextlib.suppress(OSError):  # removed meanwhile, or not a log of the run
                 shortened = shorten(path, self.max_log_bytes)
             if shortened and not self._is_said:
                 self._is_said = True
@@ -67,7 +67,7 @@ class Upkeep:
                 )
 
     def _too_long(self) -> list[str]:
-        """Return names of logs that are too long; of many logs a look at each is all that there is time for."""
+        """Return the names of logs that are too long, by size alone: a run may have many logs."""
         found = []
         with contextlib.suppress(OSError), own_folder(self.folder.logs) as logs:  # the folder has been removed
             for entry in os.scandir(logs):
@@ -77,30 +77,27 @@ class Upkeep:
         return found
 
     def _work(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            self._try_to_look()
-        self._try_to_look()
-
-    def _try_to_look(self) -> None:
-        """Go on after a look that failed: a disk may have an hour in which it refuses everything."""
-        try:
-            self.look()
-        except (OSError, AppoError) as error:
-            if not self._has_failed:
-                self._has_failed = True
-                log.warning("the files of the run cannot be looked after: %s", error)
-        else:
-            self._has_failed = False
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(LOOK_SECONDS)
+            try:
+                self.look()
+            except (OSError, AppoError) as error:  # a disk may refuse every access for an hour
+                if not self._has_failed:
+                    self._has_failed = True
+                    log.warning("the files of the run cannot be looked after: %s", error)
+            else:
+                self._has_failed = False
 
 
 class Belongings:
-    """The files that make the folder of a run one: notices when it goes away, and makes it again.
+    """The files of a run's folder: finds a removed folder or file, and creates it again.
 
-    Files that are written once are kept in memory. Whoever writes to the others (figures, logs) goes on in new ones.
+    Files that are written once are kept in memory. Writers of other files (figures, logs) continue in new files.
 
     Args:
-        folder: of the run.
-        lock: of the run.
+        folder: folder of the run.
+        lock: lock of the run.
     """
 
     def __init__(self, folder: RunFolder, lock: RunLock) -> None:
@@ -111,7 +108,7 @@ class Belongings:
         self._taken: DirectoryInUse | None = None
 
     def newly_lost(self) -> bool:
-        """Return whether something was lost and made again since this was asked last: main has more to write there.
+        """Return whether a loss was repaired since the last call; main then writes further files again.
 
         Raises:
             DirectoryInUse: the folder was moved, and another run has begun in its place.
@@ -122,7 +119,7 @@ class Belongings:
         return told != self._losses
 
     def look(self) -> None:
-        """Remember what is new, make again what is gone, and say so."""
+        """Keep new contents, or create lost files again with a warning."""
         gone = self._gone()
         if not gone:
             self._remember()
@@ -141,7 +138,7 @@ class Belongings:
             self._losses += 1
 
     def _gone(self) -> str:
-        """Return, for people, the path that is not there any more; nothing while all is well."""
+        """Return a lost path, for messages; empty if nothing is lost."""
         if not self.lock.is_in_place() or os.path.islink(self.folder.path):  # moved, perhaps with a link in its place
             return f"the folder of the run ({shown(str(self.folder.path))})"
         lost = [path for path in (self.folder.logs, *self._kept) if not os.path.lexists(path)]
@@ -164,7 +161,7 @@ class Belongings:
     def _make_again(self) -> None:
         with own_folder(self.folder.logs, make=True):
             pass
-        self.lock.renew()  # before anything is written: the folder may be another run's by now
+        self.lock.renew()  # before any write: the folder may belong to another run by now
         for path, (_, content) in self._kept.items():
             if not os.path.lexists(path):
                 replace_own(path, content)

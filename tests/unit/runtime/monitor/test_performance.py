@@ -10,7 +10,7 @@ from appo.algorithms.runtime.monitor.performance import (
     Performance,
     ProcessTimes,
     RoleTimes,
-    Window,
+    WorkWindow,
     bottleneck,
     performance,
 )
@@ -32,7 +32,7 @@ def test_a_window_is_the_last_ten_seconds() -> None:
         window = times.window()
         assert window.length == min(second, 10)
         assert window.collected == (100 * window.length if second <= 20 else 1000 - 60 * (second - 20))
-    assert window == Window("actor", {"env": 7.5, "waiting": 2.5}, {"env": 7.5}, 400, 0)
+    assert window == WorkWindow("actor", {"env": 7.5, "waiting": 2.5}, {"env": 7.5}, 400, 0)
 
 
 def test_a_window_is_as_long_as_the_last_piece_of_work() -> None:
@@ -62,15 +62,17 @@ def test_a_process_that_was_started_again_begins_anew() -> None:
         assert (times.window().length, times.window().collected) == (second, 10 * second)
 
 
-def local_run(env_us: float, training_us: float, rate: float = 1000.0) -> list[Window]:
+def local_run(env_us: float, training_us: float, rate: float = 1000.0) -> list[WorkWindow]:
     """Ten seconds of two actors that act by themselves and a learner; inference costs 50, the framework 10."""
     samples = int(10 * rate)
     acting = {"framework": 10e-6, "env": env_us * 1e-6, "inference": 50e-6}
     cpu = {phase: unit * samples / 2 for phase, unit in acting.items()}
     wall = {**cpu, "waiting_for_slots": 10 - sum(cpu.values())}
     training = training_us * 1e-6 * samples
-    learner = Window("learner", {"training": training, "waiting": 10 - training}, {"training": training}, 0, samples)
-    return [*2 * [Window("actor", wall, cpu, samples // 2, 0)], learner]
+    learner = WorkWindow(
+        "learner", {"training": training, "waiting": 10 - training}, {"training": training}, 0, samples
+    )
+    return [*2 * [WorkWindow("actor", wall, cpu, samples // 2, 0)], learner]
 
 
 def approx(values: dict[str, float]) -> object:
@@ -78,7 +80,9 @@ def approx(values: dict[str, float]) -> object:
 
 
 def test_costs_shares_and_the_limit_of_the_cores() -> None:
-    found = performance([Window("main", {"waiting": 10.0}, {"waiting": 0.05}, 0, 0), *local_run(340, 130)], TWO_CORES)
+    found = performance(
+        [WorkWindow("main", {"waiting": 10.0}, {"waiting": 0.05}, 0, 0), *local_run(340, 130)], TWO_CORES
+    )
     assert found is not None
     assert found.cpu_us == approx({"framework": 15, "env": 340, "inference": 50, "training": 130})  # main: 5
     assert list(found.roles) == ["main", "actor", "learner"]
@@ -132,7 +136,7 @@ def test_every_learner_has_a_thread() -> None:
 )
 def test_time_of_a_sample_in_the_learner(wall: float, cpu: float, gpu: bool, limit: float) -> None:
     *actors, _ = local_run(20, 200)
-    learner = Window("learner", {"training": wall, "waiting": 10 - wall}, {"training": cpu}, 0, 10_000)
+    learner = WorkWindow("learner", {"training": wall, "waiting": 10 - wall}, {"training": cpu}, 0, 10_000)
     found = performance([*actors, learner], Machine(64, gpu))
     assert found is not None
     assert found.limit_samples_per_second == pytest.approx(limit)
@@ -152,7 +156,7 @@ def test_before_anything_is_trained_no_limit_is_known() -> None:
     *actors, learner = local_run(340, 130)
     idle = learner._replace(seconds={"waiting": 10.0}, cpu_seconds={"waiting": 0.0}, trained=0)
     assert performance([], TWO_CORES) is None
-    assert performance([idle, Window("actor", {}, {}, 0, 0)], TWO_CORES) is None
+    assert performance([idle, WorkWindow("actor", {}, {}, 0, 0)], TWO_CORES) is None
     found = performance([*actors, idle], TWO_CORES)
     assert found is not None
     assert (found.limit_samples_per_second, found.limit_ratio) == (0, 0)
@@ -163,7 +167,7 @@ def test_before_anything_is_trained_no_limit_is_known() -> None:
 
 def test_one_thread_for_everything() -> None:
     seconds = {"framework": 0.5, "env": 5.0, "inference": 0.5, "training": 4.0}
-    found = performance([Window("main", seconds, seconds, 1000, 1000)], TWO_CORES)
+    found = performance([WorkWindow("main", seconds, seconds, 1000, 1000)], TWO_CORES)
     assert found is not None
     assert found.limit_samples_per_second == pytest.approx(200)
     assert found.limit_ratio == pytest.approx(0.5)
