@@ -154,7 +154,7 @@ def check_observers(config: Config) -> None:
             raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
         if not is_installed(name):
             flag = f"--track={name}" if name in config.logging.track else "--with_wandb"
-            raise UsageError(f'{flag} needs the package {TRACKERS[name].package}: pip install "appo[{name}]"')
+            raise UsageError(f'{flag} needs the package {name}: pip install "appo[{name}]"')
     if config.logging.eval_video_every_min:
         if not config.logging.eval_every_sec:
             raise UsageError("--eval_video_every_min films evaluations: it needs --eval_every_sec")

@@ -181,7 +181,6 @@ class Monitor:
                 log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
 
     def _add_episodes(self, done: EpisodesDone) -> None:
-        """Add finished episodes."""
         for policy, progress in enumerate(self.policies):
             progress.add_episodes(done, policy)
         if self.hooks is not None:

@@ -257,7 +257,6 @@ def _lag(record: Record, overview: Overview) -> Spans:
 
 
 def _replay(record: Record) -> Spans:
-    """Show size, uses, priority and age of a replay."""
     words = [(f"{short_number(record[SIZE])} steps", "")]
     for tag, form in (
         ("replay/uses_per_step", "{:.3g} uses a step"),
@@ -300,7 +299,6 @@ def _role(role: str, times: RoleTimes, width: int) -> Text:
 
 
 def _policies(records: Sequence[Record], width: int) -> list[Text]:
-    """Return a table with a line per policy, the best first."""
     best_first = sorted(records, key=lambda record: -record.get(RETURN, -math.inf))
     heads = ("policy", "env steps", "env steps/s", "return", "lag", "entropy")
     rows = [

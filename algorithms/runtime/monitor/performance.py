@@ -60,10 +60,6 @@ class WorkWindow(NamedTuple):
         """Return the length in seconds."""
         return sum(self.seconds.values())
 
-    def busy(self, seconds: Mapping[str, float]) -> float:
-        """Return the sum of `seconds` (phase -> seconds) without waiting."""
-        return sum(value for phase, value in seconds.items() if phase not in WAITING)
-
 
 class ProcessTimes:
     """The reports of one process for the last ten seconds, or longer if units of work take longer."""
@@ -120,7 +116,7 @@ class RoleTimes:
     @property
     def busy(self) -> float:
         """Return the share of the time without waiting."""
-        return sum(share for phase, share in self.shares.items() if phase not in WAITING)
+        return _without_waiting(self.shares)
 
     @property
     def starved(self) -> bool:
@@ -272,7 +268,6 @@ def bottleneck(
 
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, replays: bool) -> str:
-    """Return the bottleneck while neither learner nor policy workers nor cores are full."""
     if actors.busy >= FULL:
         waiting = f", the learner waits {_percent(1 - learner.busy)} for the replay" if learner and replays else ""
         more = TAKEN if actors.starved else f"{busy}: raise --num_workers"
@@ -323,8 +318,14 @@ def _limit(windows: list[WorkWindow], cpu_us: Mapping[str, float], machine: Mach
     if not learners:
         return limit
     # Wall time grows on a busy core; with several threads CPU time exceeds wall time.
-    busy = [w.busy(w.seconds) if machine.gpu else min(w.busy(w.seconds), w.busy(w.cpu_seconds)) for w in learners]
+    wall = [_without_waiting(w.seconds) for w in learners]
+    cpu = wall if machine.gpu else [_without_waiting(w.cpu_seconds) for w in learners]
+    busy = map(min, wall, cpu)
     return min(limit, sum(w.trained / seconds for w, seconds in zip(learners, busy, strict=True) if seconds))
+
+
+def _without_waiting(times: Mapping[str, float]) -> float:
+    return sum(time for phase, time in times.items() if phase not in WAITING)
 
 
 def _percent(share: float) -> str:

@@ -111,7 +111,6 @@ class Screen:
         return f"\r\x1b[{len(self._frame) * max(1, rows_per_line)}A\x1b[J"
 
     def _send(self, text: bytes) -> bool:
-        """Write the rest of earlier texts and a new text; return whether nothing is left."""
         text = self._unsent + text
         try:
             written = os.write(self._descriptor, text) if text else 0
@@ -183,7 +182,6 @@ class AboveFrame(io.TextIOBase):
         return True
 
     def __getattr__(self, name: str) -> object:
-        """Return an attribute of the stream, such as `buffer`."""
         return getattr(self._stream, name)
 
     @property

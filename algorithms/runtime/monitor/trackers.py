@@ -65,24 +65,20 @@ class TrackerKind(NamedTuple):
     """A value of `--track`.
 
     Attributes:
-        package: package to install; the extra has the name of the tracker.
         settings: function from flags and start time of a run to the settings of the tracker's client.
         remedy: advice to a user if each start fails.
     """
 
-    package: str
     settings: Callable[[Mapping[str, Any], float], dict[str, object]]
     remedy: str
 
 
 TRACKERS: Mapping[str, TrackerKind] = {
-    "wandb": TrackerKind("wandb", wandb_settings, "wandb login, or WANDB_MODE=offline where there is no network"),
-    "trackio": TrackerKind("trackio", trackio_settings, 'pip install --upgrade "appo[trackio]"'),
-    "mlflow": TrackerKind(
-        "mlflow", mlflow_settings, 'pip install --upgrade "appo[mlflow]", or MLFLOW_TRACKING_URI of a server'
-    ),
+    "wandb": TrackerKind(wandb_settings, "wandb login, or WANDB_MODE=offline where there is no network"),
+    "trackio": TrackerKind(trackio_settings, 'pip install --upgrade "appo[trackio]"'),
+    "mlflow": TrackerKind(mlflow_settings, 'pip install --upgrade "appo[mlflow]", or MLFLOW_TRACKING_URI of a server'),
 }
-"""Values of `--track`; `tracker_process.CLIENTS` has the client of each."""
+"""Values of `--track`: names of packages and of extras; `tracker_process.CLIENTS` has the client of each."""
 
 
 def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
@@ -92,4 +88,4 @@ def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
 
 def is_installed(name: str) -> bool:
     """Return whether the package of a tracker is installed."""
-    return importlib.util.find_spec(TRACKERS[name].package) is not None
+    return importlib.util.find_spec(name) is not None

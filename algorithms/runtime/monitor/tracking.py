@@ -107,23 +107,20 @@ class Tracker:
         """Wait until the process has sent the remaining records, at most `timeout_seconds`, then kill the process."""
         self.end()
         if self._process.returncode is None:
-            self._await(timeout_seconds)
+            try:
+                self._process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                log.warning(
+                    "the tracker %s did not end within %g s and is killed; see %s",
+                    self.name,
+                    timeout_seconds,
+                    self.log_path,
+                )
+            self._kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_seconds)
         if self.dropped:
             log.warning("%d records were not sent to the tracker %s", self.dropped, self.name)
-
-    def _await(self, timeout_seconds: float) -> None:
-        try:
-            self._process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            log.warning(
-                "the tracker %s did not end within %g s and is killed; see %s",
-                self.name,
-                timeout_seconds,
-                self.log_path,
-            )
-        self._kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_seconds)
 
     def _lose(self, now: float) -> None:
         """Clean up after a process that ended or closed the pipe, and plan the restart."""
@@ -148,7 +145,6 @@ class Tracker:
         return re.sub(r"\d{4,}|0x[0-9a-f]+", "...", faults[-1]) if faults else ""
 
     def _kill(self) -> None:
-        """Kill the process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.janitor.forget(self.pid)

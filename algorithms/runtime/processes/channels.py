@@ -18,7 +18,7 @@ import os
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import Empty
@@ -298,7 +298,10 @@ class Channels:
         self.requests.seen[self.serves & boxes.unanswered()] -= 1
         self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address(LEARNER.name, p) in workers]
         self.releases = [(p, q) for (p, a), q in links.releases.items() if Address(ACTOR.name, a) in workers]
-        self.board = board_of(t, arena, workers) if t.num_takers else None
+        takers = [(w.index, w.member) for w in t.workers_apart() if w in workers and w.facts.takes_trajectories]
+        groups = [group for w in workers if w.role == ACTOR.name for group in t.groups_of(w.index)]
+        slots = [slot for group in groups for slot in t.slots_of(group)]
+        self.board = SlotBoard(arena, takers, slots) if t.num_takers else None
 
     def send(self, message: Message) -> None:
         """Send a message to a worker in another process, and wake the process."""
@@ -346,13 +349,11 @@ class Channels:
         return messages
 
     def _put(self, peer: int, queue: Any, fields: tuple[int, ...]) -> None:
-        """Put a message into the faster-fifo queue to a peer."""
         self.heartbeat.enter_queue(peer)
         queue.put(fields, timeout=QUEUE_TIMEOUT_SECONDS)
         self.heartbeat.leave_queue()
 
     def _drain(self, peer: int, queue: Any) -> list[tuple[int, int, int, int]]:
-        """Return all messages of the faster-fifo queue from a peer."""
         self.heartbeat.enter_queue(peer)
         try:
             return list(queue.get_many_nowait())
@@ -360,10 +361,3 @@ class Channels:
             return []
         finally:
             self.heartbeat.leave_queue()
-
-
-def board_of(topology: Topology, arena: Arena, workers: Set[Address]) -> SlotBoard:
-    """Return the board of hand-overs and releases for workers of a process."""
-    takers = [(w.index, w.member) for w in topology.workers_apart() if w in workers and w.facts.takes_trajectories]
-    groups = [group for w in workers if w.role == ACTOR.name for group in topology.groups_of(w.index)]
-    return SlotBoard(arena, takers, [slot for group in groups for slot in topology.slots_of(group)])

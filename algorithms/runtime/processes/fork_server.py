@@ -250,14 +250,8 @@ def context(method: StartMethod) -> SpawnContext | ForkServerContext:
 
 
 def can_fork(device: str, bells: int = 0) -> bool:
-    """Return whether a process with a network may be forked: on the CPU, from a server with torch, with few doorbells.
-
-    The server passes at most 251 descriptors; a spawned process inherits all.
-
-    Args:
-        device: device of the network.
-        bells: number of doorbells that the process rings.
-    """
+    """Return whether a process with a network and `bells` doorbells may be forked; otherwise the process is spawned."""
+    # CUDA does not survive a fork.
     return device == "cpu" and bool(_Server.has_torch) and bells <= MOST_BELLS
 
 

@@ -59,12 +59,10 @@ class Inquiry:
 
     def __enter__(self) -> "Inquiry":
         try:
-            if self.method == "spawn":
-                with signals_blocked(), without_missing_script():
-                    self._process.start()
-            else:  # the fork server has blocked signals itself, and answers after loading modules
-                with self.signals.raising(), without_missing_script():
-                    self._process.start()
+            # The fork server has blocked signals itself, and answers after loading modules.
+            quiet = signals_blocked() if self.method == "spawn" else self.signals.raising()
+            with quiet, without_missing_script():
+                self._process.start()
         except EOFError:
             self._pipe.close()
             raise server_ended() from None

@@ -35,7 +35,7 @@ STARTED = float(sys.argv[1]) if __name__ == "__main__" else time.time()  # start
 def kill_group(group: int) -> None:
     """Kill all processes of a group, if any, and unlink their shared memory."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGSTOP)  # freezes the mapped files
+        os.killpg(group, signal.SIGSTOP)  # keeps the mapped files unchanged
         names = abandoned_by(group)
         os.killpg(group, signal.SIGKILL)
         for name in names:

@@ -150,7 +150,6 @@ class Processes:
         return not self.most_at_once or name not in making or len(making) <= self.most_at_once
 
     def _progress(self, num_coming: int, waiting: set[str]) -> str:
-        """Return the progress of the start in one line."""
         total, first = len(self.topology.processes()), sorted(waiting)[:MOST_NAMED]
         more = f" and {len(waiting) - MOST_NAMED} more" * (len(waiting) > MOST_NAMED)
         ready = total - num_coming - len(waiting)

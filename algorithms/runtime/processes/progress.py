@@ -39,7 +39,7 @@ class Progress:
                 self._served[server].append((policy, group))
 
     def of(self, name: str) -> int:
-        """Return the units of work of all processes in a seat: trajectories, replies, saved states or episodes."""
+        """Return the units of work of all processes in a seat: trajectories, replies, saved states."""
         worker = self.topology.processes()[name][0]
         if worker.role == ACTOR.name:
             return int(self._noted(worker.index)[TRAJECTORIES])

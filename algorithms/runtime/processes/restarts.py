@@ -32,7 +32,7 @@ class Death:
         own_fault: whether the process failed by itself (raised, crashed, exited, hung); else it was killed.
         exit_code: exit code of the run, if the death ends the run.
         traceback: traceback of the process, if any.
-        collateral: whether the fork server died, before or while the process started; no sign of a fault.
+        collateral: whether the process died, or failed to start, with the fork server: no fault of the process.
         lasting: whether a restart would repeat the failure.
         ending: end of a process without a message: name of a signal, exit code or `HANG`.
         retired: whether the process asked for a replacement and ended in good order.
@@ -191,7 +191,7 @@ class Limits:
 
     @classmethod
     def of_flags(cls, flags: SamplingConfig, *, in_segments: bool = False) -> "Limits":
-        """Return the limits of the flags. In segments only a new run can repeat lost work: no restarts."""
+        """Return the limits of the flags. In segments nothing restarts: only a new start can repeat work."""
         reset, step, work = flags.reset_timeout_seconds, flags.step_timeout_seconds, flags.work_timeout_seconds
         return cls(flags.restart_workers and not in_segments, reset, step, work)
 

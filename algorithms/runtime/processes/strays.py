@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 MARK = "APPO_STARTED_BY"
@@ -47,14 +46,16 @@ def processes() -> dict[int, Process]:
 
 def process_of(pid: int) -> Process | None:
     """Return a process; None for a zombie or after the end."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if words[0] in b"ZX":
+    words = _read(pid, "stat").rpartition(b")")[2].split()
+    if not words or words[0] in b"ZX":
         return None
     return Process(pid, int(words[1]), int(words[2]), int(words[3]), int(words[19]))
+
+
+def _read(pid: int, name: str) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:  # ended, or of another user
+        return file.read()
+    return b""
 
 
 def mark_of(pid: int) -> str:
@@ -102,7 +103,7 @@ class Strays:
             self._descend(children, root, leader, below)
         below |= dict.fromkeys(roots.keys() - self.leaders - self._known.keys() - set(self._roots), 0)
         for pid, leader in below.items():
-            if table[pid].group not in self.leaders and not _is_spared(pid):
+            if table[pid].group not in self.leaders and SPARED not in _read(pid, "cmdline"):
                 self._known.setdefault(pid, (table[pid].started, leader))
         return {*below, *self._known, *(one.pid for one in table.values() if one.group in self.leaders)}
 
@@ -131,7 +132,8 @@ class Strays:
         self.look(table)
         found = {pid for pid, (_, leader) in self._known.items() if leaders is None or leader in leaders}
         marks = {f"{MARK}={self.mark}:{leader}".encode() for leader in (self._led if leaders is None else leaders)}
-        return found | {pid for pid in table.keys() - self.leaders if not marks.isdisjoint(_environment_of(pid))}
+        others = table.keys() - self.leaders
+        return found | {pid for pid in others if not marks.isdisjoint(_read(pid, "environ").split(b"\0"))}
 
     def kill(self, leaders: set[int] | None = None) -> None:
         """Kill all strays of leaders (None: of all), until no new stray appears."""
@@ -149,24 +151,8 @@ def _is_same(one: Process | None, started: int) -> bool:
     return one is not None and one.started == started
 
 
-def _environment_of(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # ended, or another user's
-        return file.read().split(b"\0")
-    return []
-
-
-def _command_of(pid: int) -> bytes:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
-    return b""
-
-
-def _is_spared(pid: int) -> bool:
-    return SPARED in _command_of(pid)
-
-
 def _is_fork_server(one: Process) -> bool:
-    return b"multiprocessing.forkserver" in _command_of(one.pid)
+    return b"multiprocessing.forkserver" in _read(one.pid, "cmdline")
 
 
 class SharedMemory:
@@ -195,7 +181,11 @@ class SharedMemory:
         for pid in ours & table.keys() if new else ():
             for name in new & mapped_by(pid):
                 self._owners.setdefault(name, (names[name][0], {}))[1][pid] = table[pid].started
-        self.remove(name for name, (_, owners) in list(self._owners.items()) if not _any_lives(owners, table))
+        self.remove(
+            name
+            for name, (_, owners) in list(self._owners.items())
+            if not any(_is_same(table.get(pid), started) for pid, started in owners.items())
+        )
         old = time.time() - SWEEP_AGE_SECONDS
         self.remove(n for n in new - self._owners.keys() if OF_GAMES.match(n) and names[n][1] < old)
 
@@ -226,10 +216,6 @@ class SharedMemory:
         )
 
 
-def _any_lives(owners: dict[int, int], table: dict[int, Process]) -> bool:
-    return any(_is_same(table.get(pid), started) for pid, started in owners.items())
-
-
 def _names() -> Iterator[tuple[str, tuple[int, float]]]:
     """Yield the names of the user's files in /dev/shm, with inodes and times of the last change."""
     with contextlib.suppress(OSError):
@@ -242,9 +228,6 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 
 def mapped_by(pid: int) -> set[str]:
     """Return the names in /dev/shm that a process has mapped."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:  # ended, or of another user
-        return set()
+    lines = _read(pid, "maps").decode(errors="replace").splitlines()
     paths = (line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line and "(deleted)" not in line)
     return {path.removeprefix(SHARED_MEMORY) for path in paths}

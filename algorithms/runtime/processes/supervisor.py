@@ -306,7 +306,6 @@ class Supervisor:
         self.due[name] = time.monotonic() + delay
 
     def _replace_dead(self) -> Iterator[tuple[str, Message]]:
-        """Start the due processes."""
         now = time.monotonic()
         for name in [name for name, due in self.due.items() if due <= now]:
             del self.due[name]
@@ -333,14 +332,8 @@ class Supervisor:
 
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
-    """Return whether a process is blocked in a queue because a process died with the mutex locked.
-
-    On a machine with too few cores the owner of the mutex may be alive and wait for a core, for a while.
-
-    Args:
-        ends: the processes at both ends; None for an empty seat.
-        seconds: time in the queue.
-    """
+    """Return whether a process died with the mutex of a queue locked, by the processes and seconds in the queue."""
+    # With too few cores the owner of the mutex may be alive and wait for a core, for a while.
     if seconds <= QUEUE_SECONDS or seconds > QUEUE_PATIENCE_SECONDS:
         return seconds > QUEUE_SECONDS
     return all(sleeps(end.process.pid or 0) for end in ends if end)
