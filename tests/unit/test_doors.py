@@ -130,7 +130,6 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.run.training": ({JSON}, "lines of a process of our own"),
     "appo.algorithms.runtime.monitor.terminal": ({FILE}, PROC),
     "appo.algorithms.runtime.monitor.tracker_process": ({FILE, JSON}, "lines of main"),
-    "appo.algorithms.runtime.processes.janitor": ({NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
     "appo.envs.loop.reward_shaping": ({JSON}, "a copy of what it has made"),

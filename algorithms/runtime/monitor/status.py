@@ -45,13 +45,10 @@ class Status:
         """Write the state "training" every few seconds of monotonic time, without waiting for the disk."""
         if now >= self._due:
             self._due = now + STATUS_SECONDS
-            self._write("training", "", durable=False)
+            self.write("training", durable=False)
 
-    def write(self, state: str, reason: str = "") -> None:
-        """Write a state of the run and the reason."""
-        self._write(state, reason, durable=True)
-
-    def _write(self, state: str, reason: str, *, durable: bool) -> None:
+    def write(self, state: str, reason: str = "", *, durable: bool = True) -> None:
+        """Write a state of the run and the reason; wait for the disk if `durable`, at most `DURABLE_SECONDS`."""
         status = {"state": state, "reason": reason, "pid": os.getpid(), "time": time.time()}
         status |= self.counters()
         status = {"totals": {}, "return_mean": [], **status, "budget": self.budget, "machine": self.machine}

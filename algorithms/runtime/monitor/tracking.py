@@ -28,7 +28,6 @@ from appo.utils.run_folder import append_to_own, open_own
 log = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
-CLOSE_SECONDS = 5.0
 END_SECONDS = 1.0  # for the kernel to end a killed process
 FAULT_BYTES = 1 << 16  # at the end of the log, searched for the line of the failure
 
@@ -103,7 +102,7 @@ class Tracker:
             self._process.stdin.close()
             self._alive = False
 
-    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout_seconds: float) -> None:
         """Wait until the process has sent the remaining records, at most `timeout_seconds`, then kill the process."""
         self.end()
         if self._process.returncode is None:

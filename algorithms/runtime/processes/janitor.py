@@ -47,9 +47,8 @@ def abandoned_by(group: int) -> set[str]:
     """Return files in /dev/shm that only the group has mapped, and that are not older than the run."""
     ours: set[str] = set()
     others: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended
-            (ours if os.getpgid(int(process.name)) == group else others).update(strays.mapped_by(int(process.name)))
+    for pid, process in strays.processes().items():
+        (ours if process.group == group else others).update(strays.mapped_by(pid))
     paths = {strays.SHARED_MEMORY + name for name in ours - others}
     return {path for path in paths if os.path.exists(path) and os.stat(path).st_ctime >= STARTED}
 

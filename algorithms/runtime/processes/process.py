@@ -16,14 +16,7 @@ from typing import NoReturn
 
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Activity, Heartbeat
-from appo.algorithms.runtime.messages import (
-    Address,
-    Begin,
-    Stop,
-    Worker,
-    WorkerFailed,
-    WorkerReady,
-)
+from appo.algorithms.runtime.messages import Address, Begin, Stop, Worker, WorkerFailed, WorkerReady
 from appo.algorithms.runtime.processes import prctl
 from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
 from appo.algorithms.runtime.processes.node import Node
