@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+from tests.patience import patient
+
 DIRECTORY = "/dev/shm"
 
 
@@ -14,9 +16,9 @@ def names() -> set[str]:
 
 def assert_none_abandoned(before: set[str], seconds: float) -> None:
     """Within that time every new name is gone, or some process has it mapped: what nobody has was left behind."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while abandoned := names() - before - mapped():
-        assert time.monotonic() < deadline, abandoned
+        assert time.monotonic() - began < patient(seconds), abandoned
         time.sleep(0.05)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.patience import HANG_SECONDS
+
 
 def pictures_of(path: Path) -> list[np.ndarray]:
     """Every picture [H,W,3] of a video, in order."""
@@ -45,4 +47,4 @@ def rate_of(path: Path) -> float:
 
 def _ffmpeg(path: Path, *output: str) -> "subprocess.CompletedProcess[bytes]":
     program = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
-    return subprocess.run([program, "-i", str(path), *output], capture_output=True, timeout=60, check=True)
+    return subprocess.run([program, "-i", str(path), *output], capture_output=True, timeout=HANG_SECONDS, check=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from appo.algorithms.runtime.roles import MAIN
 from appo.utils.run_folder import LOGS
+from tests.patience import patient
 
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02
@@ -126,9 +127,9 @@ class Killer:
         return role not in (MAIN.name, "ended") and role.startswith(self.only)
 
     def _kill_one(self) -> None:
-        deadline = time.monotonic() + RECOVERY_SECONDS
+        began = time.monotonic()
         while not (victims := sorted((r, pid) for pid, r in self._roles().items() if self._may_kill(r))):
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > patient(RECOVERY_SECONDS):
                 raise KillerError(f"nobody was started again within {RECOVERY_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
         role, pid = self._rng.choice(victims)
@@ -145,7 +146,7 @@ class Killer:
             zombies = zombies_of(set(roles)) - self._unasked
             if not lacking and not zombies and self.saves() >= saves + SAVES:
                 break
-            if time.monotonic() - began > RECOVERY_SECONDS:
+            if time.monotonic() - began > patient(RECOVERY_SECONDS):
                 state = f"{self.saves() - saves} saves, lacking {sorted(lacking)}, zombies {sorted(zombies)}"
                 last = " ".join(self.kills[-8:])
                 raise KillerError(f"not recovered {RECOVERY_SECONDS:g} s after killing {last}: {state}")

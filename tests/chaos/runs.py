@@ -16,6 +16,7 @@ from uuid import uuid4
 from appo.utils.metrics import read_metrics
 from tests.chaos.invariants import read_saves
 from tests.chaos.killer import MARKER, Killer, KillerError, kill, processes_of, role_of
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = (sys.executable, str(ROOT / "train_appo.py"))
@@ -131,9 +132,9 @@ class TrainingRun:
 
     def wait_until(self, condition: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
         """Poll a condition while the run lives."""
-        deadline = time.monotonic() + seconds
+        begin = time.monotonic()
         while not condition():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() - begin > patient(seconds):
                 raise AssertionError(f"no {what}; exit code {self.process.poll()}\n{self.stdout}\n{self.stderr}")
             time.sleep(POLL_SECONDS)
 
@@ -154,14 +155,16 @@ class TrainingRun:
     def wait(self, seconds: float = START_SECONDS) -> Ended:
         """Wait for the end of main."""
         begin = time.monotonic()
-        exit_code = self.process.wait(seconds)
+        while (exit_code := self.process.poll()) is None:
+            assert time.monotonic() - begin < patient(seconds), f"no end\n{self.stdout}\n{self.stderr}"
+            time.sleep(POLL_SECONDS)
         return Ended(exit_code, time.monotonic() - begin, self.stdout, self.stderr)
 
     def seconds_until_gone(self, limit: float) -> float:
         """Wait until no process of the run is left."""
         begin = time.monotonic()
         while left := self.alive():
-            assert time.monotonic() - begin < limit, f"left after {limit} s: {left}"
+            assert time.monotonic() - begin < patient(limit), f"left after {limit} s: {left}"
             time.sleep(POLL_SECONDS)
         return time.monotonic() - begin
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.runs import ROOT
+from tests.patience import HANG_SECONDS
 
 LARGE = 6 << 30
 MEASURED = """
@@ -53,7 +54,7 @@ def measured(cwd: Path, *words: str) -> tuple[float, float, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         check=False,
     )
     *warnings, last = done.stderr.splitlines()

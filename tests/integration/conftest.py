@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 TRAIN_ALL = (
     "import json, sys; from appo.algorithms.cli import run; [run('train', argv) for argv in json.loads(sys.argv[1])]"
@@ -36,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert process.returncode == 0, process.stderr

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.integration.runs import DEADLINE_SECONDS
+from tests.patience import HANG_SECONDS
 
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH")
 """Variables by which a command would find the repository, or this environment."""
@@ -21,7 +21,7 @@ def completed(cwd: Path, words: Sequence[str | Path], hidden: Sequence[str] = ()
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

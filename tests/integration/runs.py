@@ -38,9 +38,9 @@ from appo.algorithms.runtime.runner import run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.utils import checkpoint_files
 from appo.utils.metrics import read_metrics
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 100
 SMALL: Mapping[str, Any] = {
     "env": "toy/Counter-v0",
     "inference": "serial",
@@ -124,7 +124,7 @@ class Command(Run):
 
 
 def run_command(
-    directory: Path, *, failpoints: str = "", deadline_seconds: float = DEADLINE_SECONDS, **flags: object
+    directory: Path, *, failpoints: str = "", deadline_seconds: float = HANG_SECONDS, **flags: object
 ) -> Command:
     """Train as a person does."""
     environment = {name: value for name, value in os.environ.items() if name != "APPO_FAILPOINTS"}
@@ -140,7 +140,7 @@ def run_command(
     return Command(directory, done.returncode, done.stdout, done.stderr)
 
 
-def train(directory: Path, *, deadline_seconds: float = DEADLINE_SECONDS, **flags: object) -> Command:
+def train(directory: Path, *, deadline_seconds: float = HANG_SECONDS, **flags: object) -> Command:
     """Train as a person does, to a good end."""
     run = run_command(directory, deadline_seconds=deadline_seconds, **flags)
     assert run.returncode == 0, run.stdout + run.stderr

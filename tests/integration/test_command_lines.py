@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.elsewhere import completed
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = "--env=CartPole-v1"
@@ -158,7 +159,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (result.returncode, result.stderr) == (0, "False\n")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import DEADLINE_SECONDS, ROOT
+from tests.integration.runs import ROOT
+from tests.patience import HANG_SECONDS
 
 MAIN = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
@@ -16,7 +17,7 @@ def run(cwd: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", MAIN, "doctor", *argv]
     environment = {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 from appo.algorithms import cli
 from appo.utils import checkpoint_files
 from tests.integration.enjoying import copied, enjoyed
+from tests.patience import HANG_SECONDS
 from tests.videos import pictures_of
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +134,7 @@ def test_a_video_needs_no_display(runs: Path, tmp_path: Path) -> None:
         env=environment | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,8 +15,9 @@ from appo.algorithms import cli
 from examples.custom_env import STEPS, GridWalk
 from examples.custom_model import LeakyCore, LinearPolicy, ResidualEncoder
 from examples.replay import AGE
-from tests.integration.runs import DEADLINE_SECONDS, ROOT, Run, command_line, record, run_command
+from tests.integration.runs import ROOT, Run, command_line, record, run_command
 from tests.integration.test_learning import GOAL, MEMORY
+from tests.patience import HANG_SECONDS
 from tests.unit.models import custom_parts
 
 GRID = f"{GridWalk.__module__}:{GridWalk.__name__}"
@@ -161,7 +162,7 @@ def test_replay_trains_twice_on_every_batch_but_the_youngest(tmp_path: Path) -> 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

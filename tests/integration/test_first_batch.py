@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.runs import ROOT, command_line
+from tests.patience import HANG_SECONDS
 
 ENVIRONMENT = """
 import time
@@ -44,7 +45,7 @@ def words(directory: Path, **flags: object) -> list[str]:
 def test_a_budget_that_is_over_with_nothing_trained_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "a"
     command = words(directory, train_for_seconds=0.5)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 7
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: 0.5 seconds are over, and nothing is trained: ")
@@ -70,5 +71,5 @@ def test_a_batch_that_does_not_fill_is_said_within_ten_seconds(tmp_path: Path) -
         assert re.search(numbers, found.string)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 143

@@ -15,6 +15,7 @@ from appo.algorithms import cli
 from appo.algorithms.tools.launch import jobs_of
 from appo.utils.command_line import own_command
 from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
 
 SMALL = (
     "--env=toy/Counter-v0",
@@ -26,7 +27,6 @@ SMALL = (
     "--num_envs_per_worker=8",
     "--no_tensorboard",
 )
-DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +114,12 @@ def test_runs_are_trained_two_at_a_time_and_go_on(tmp_path: Path, capsys: pytest
 def test_ctrl_c_lets_every_run_save(tmp_path: Path) -> None:
     words = ["launch", "--name=a", "--seeds=1,2", "--parallel=2", "--", *SMALL]
     process = subprocess.Popen(own_command(words), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     statuses = [tmp_path / f"train_dir/a/seed-{seed}/status.json" for seed in (1, 2)]
     while time.monotonic() < deadline and not all(_trains(status) for status in statuses):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(DEADLINE_SECONDS) == 130
+    assert process.wait(HANG_SECONDS) == 130
     for status in statuses:
         assert json.loads(status.read_text())["state"] == "interrupted"
         assert list(status.parent.glob("checkpoint_p0/ckpt_*"))
@@ -142,7 +142,7 @@ def test_a_launch_that_is_ended_takes_its_runs_with_it(tmp_path: Path, number: s
         _wait_until(lambda: _trains(tmp_path / "train_dir/a/seed-1/status.json"))
         assert len(_processes_with(marker)) > 3
         process.send_signal(number)
-        assert process.wait(DEADLINE_SECONDS) == (143 if number == signal.SIGTERM else -number)
+        assert process.wait(HANG_SECONDS) == (143 if number == signal.SIGTERM else -number)
         _wait_until(lambda: not _processes_with(marker))
     finally:
         for pid in _processes_with(marker):
@@ -150,7 +150,7 @@ def test_a_launch_that_is_ended_takes_its_runs_with_it(tmp_path: Path, number: s
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -10,8 +10,9 @@ from nbclient import NotebookClient
 
 from appo.algorithms.run.notebook import MOST_POINTS, Curve
 from appo.algorithms.run.training import Report
-from tests.integration.runs import DEADLINE_SECONDS, ROOT
+from tests.integration.runs import ROOT
 from tests.markdown import blocks
+from tests.patience import HANG_SECONDS
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 PAGE = ROOT / "docs" / "notebooks.md"
@@ -39,7 +40,7 @@ def executed(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
         monkeypatch.setenv(name, str(folder / "jupyter"))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}/src:{ROOT}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    client = Client(notebook, timeout=DEADLINE_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
+    client = Client(notebook, timeout=HANG_SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.shown = []
     client.execute()
     return notebook, client.shown

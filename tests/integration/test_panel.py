@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.runs import DEADLINE_SECONDS, ROOT, command_line
+from tests.integration.runs import ROOT, command_line
+from tests.patience import HANG_SECONDS
 from tests.unit.runtime.terminals import Terminal
 
 pytestmark = pytest.mark.slow
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def watch(terminal: Terminal, process: "subprocess.Popen[bytes]", until: Callable[[list[str]], bool]) -> list[str]:
     """Read what is drawn until the terminal shows it, or the process has ended."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while process.poll() is None and not until(terminal.lines()):
         assert time.monotonic() < deadline, "\n".join(terminal.lines())
         select.select([terminal.master], [], [], 0.2)

@@ -15,7 +15,8 @@ import pytest
 from appo import Training, load_policy, train
 from appo.utils.errors import UsageError
 from tests.integration.elsewhere import completed
-from tests.integration.runs import DEADLINE_SECONDS, ROOT
+from tests.integration.runs import ROOT
+from tests.patience import HANG_SECONDS
 
 pytestmark = pytest.mark.slow  # processes, seconds each
 
@@ -61,7 +62,7 @@ def heredoc(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     """What `python - <<EOF` says of a text."""
     return subprocess.run(
         [sys.executable, "-"], input=text, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
-        timeout=DEADLINE_SECONDS, check=False,
+        timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def script(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     (folder / "script.py").write_text(text)
     return subprocess.run(
         [sys.executable, "script.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
-        timeout=DEADLINE_SECONDS, check=False,
+        timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_a_session(tmp_path: Path, shell: str) -> None:
         cwd=str(tmp_path),
         env=environment,
         encoding="utf-8",
-        timeout=DEADLINE_SECONDS,
+        timeout=HANG_SECONDS,
         echo=False,
     )
     session.expect(prompt)

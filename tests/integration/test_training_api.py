@@ -25,6 +25,7 @@ from appo.utils.errors import DirectoryInUse, NotSaved, ResourceError, UsageErro
 from appo.utils.lock import RunLock
 from appo.utils.metrics import read_metrics
 from tests.integration.runs import SMALL
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -295,7 +296,7 @@ def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path: Path) -> Non
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "script.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode == 1
     assert 'put what it does under `if __name__ == "__main__":`' in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from appo.algorithms.runtime.roles import ACTOR, LEARNER, MAIN, POLICY_WORKER
 from appo.utils import run_folder
 from tests import structure
+from tests.patience import HANG_SECONDS
 from tests.structure import ROOT, imported, name_of
 
 FILES = structure.files()
@@ -363,6 +364,6 @@ TRACKERS = ("wandb", "trackio", "mlflow")
 def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({forbidden!r})))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
     )
     assert done.stdout.split() == []

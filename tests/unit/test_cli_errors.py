@@ -19,13 +19,14 @@ from appo.utils.command_line import say
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.flags import flags_of
 from appo.utils.values import printable
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(tmp_path: Path, script: str, *argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / script), *argv]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_the_same_holds_for_enjoy_and_the_console_script(tmp_path: Path) -> None
     )
     main = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", main, "trian"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (result.returncode, result.stderr) == (
         2,
         f"error: unknown command trian; did you mean train? ({', '.join(COMMANDS)})\n",
@@ -156,7 +157,7 @@ def test_version_and_help_into_a_closed_pipe(tmp_path: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=HANG_SECONDS) == 0
 
 
 def test_what_the_encoding_of_stdout_does_not_know_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +313,7 @@ def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path, command: list
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(
-        ["/bin/sh", "-c", script, str(gone), *words], capture_output=True, text=True, timeout=60, check=False
+        ["/bin/sh", "-c", script, str(gone), *words], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.stderr == (
         "error: the current folder is gone (No such file or directory): cd to another one and start again\n"
@@ -330,9 +331,11 @@ def test_a_current_folder_in_which_nothing_can_be_opened_is_refused(monkeypatch:
 
 def test_the_module_is_the_command() -> None:
     words = [sys.executable, "-m", "appo.algorithms.cli"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.stdout.startswith("usage: appo COMMAND [flags]\n  train ")
-    wrong = subprocess.run([*words, "trian"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    wrong = subprocess.run(
+        [*words, "trian"], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert (done.returncode, wrong.returncode) == (0, 2)
     assert wrong.stderr.startswith("error: unknown command trian; did you mean train?")
 

@@ -26,6 +26,7 @@ from appo.envs.toys.toy import TOYS, CounterVector
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import CannotBeDrawn, EnvironmentFailure, SpaceMismatch, UsageError
 from appo.utils.flags import flags_of
+from tests.patience import HANG_SECONDS
 from tests.unit.envs import stubborn
 from tests.unit.envs.rollouts import collect
 
@@ -208,7 +209,7 @@ def test_no_optional_package_is_imported_to_know_the_families() -> None:
     code = f"import sys, appo.envs.make; print(*sorted(sys.modules.keys() & {packages!r}))"
     root = Path(make.__file__).resolve().parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
     )
     assert done.stdout.split() == []
 

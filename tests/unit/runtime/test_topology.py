@@ -21,6 +21,7 @@ from appo.algorithms.runtime.messages import (
 from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, ROLES, Role, register
 from appo.algorithms.runtime.topology import Topology, check_slots, slots_per_group
 from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
 
 CENTRAL = Topology(
     placement="central",
@@ -165,7 +166,11 @@ def test_roles_travel_to_processes_that_have_not_heard_of_them(scribe: Role) -> 
         "print(topology.processes()['actor_1'][1].facts == topology.further[0][0], topology.processes()['actor_1'][1])"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(topology), capture_output=True, check=True, timeout=100
+        [sys.executable, "-c", code],
+        input=pickle.dumps(topology),
+        capture_output=True,
+        check=True,
+        timeout=HANG_SECONDS,
     )
     assert found.stdout.split() == [b"True", b"scribe_0.1"]
     assert pickle.loads(pickle.dumps(ACTOR)) is ACTOR

@@ -14,6 +14,7 @@ from appo.utils import failpoints
 from appo.utils.checkpoint_files import checkpoint_name, clean_temporaries, load, save
 from appo.utils.errors import ResourceError
 from appo.utils.failpoints import FailpointError
+from tests.patience import HANG_SECONDS
 from tests.unit.utils.test_checkpoint_files import contents, save_step, temporaries
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +55,7 @@ def killed_at(failpoint: str, parent: Path, name: str, step: int) -> subprocess.
         env={**os.environ, "APPO_FAILPOINTS": failpoint},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 
@@ -133,7 +134,7 @@ def test_a_file_size_limit_is_reported_and_the_old_checkpoint_survives(tmp_path)
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert child.returncode == 5, child.stderr

@@ -12,6 +12,7 @@ import pytest
 from appo.utils import failpoints
 from appo.utils.errors import UsageError
 from appo.utils.failpoints import FailpointError, arm, failpoint
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,7 +114,7 @@ def test_a_child_armed_by_its_environment_alone(action, code):
         env={**os.environ, failpoints.VARIABLE: f"x.y:{action}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (child.returncode, child.stdout) == (code, "1\n"), child.stderr

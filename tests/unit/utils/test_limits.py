@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from appo.utils.system.memory import unchanged_files
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,4 +73,4 @@ def test_what_goes_comes_back_and_what_was_changed_stays(tmp_path: Path) -> None
     """As the pages of a library that has been relocated and can no longer be written."""
     pages = tmp_path / "pages.bin"
     pages.write_bytes(bytes(range(256)) * 256)
-    subprocess.run([sys.executable, "-c", RELEASE, str(pages)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", RELEASE, str(pages)], cwd=ROOT, check=True, timeout=HANG_SECONDS)

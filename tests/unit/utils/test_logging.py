@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from appo.utils.log_files import shorten, tail
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
 
 def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
 
 

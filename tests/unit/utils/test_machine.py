@@ -9,13 +9,14 @@ import psutil
 import pytest
 
 from appo.utils.system import cgroups, machine, usage
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
 
 def run_python(script: str) -> str:
     child = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert child.returncode == 0, child.stderr
     return child.stdout.strip()
@@ -202,7 +203,7 @@ def family() -> Iterator[subprocess.Popen[str]]:
         try:
             yield parent
         finally:
-            parent.communicate("\n\n", timeout=60)
+            parent.communicate("\n\n", timeout=HANG_SECONDS)
 
 
 def test_cpu_time_of_what_a_process_has_started() -> None:

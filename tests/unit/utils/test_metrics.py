@@ -16,6 +16,7 @@ from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metri
 from appo.utils.tensorboard.summaries import DIFFERS
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.windows import RateMeter, RunningStatistic, Window
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +48,12 @@ def events(directory: Path) -> list:
 
 def run_python(script: str, *arguments: str) -> str:
     child = subprocess.run(
-        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert child.returncode == 0, child.stderr
     return child.stdout
@@ -527,7 +533,7 @@ metrics.thinned_lines = killed
 log = metrics.MetricsLog(Path(sys.argv[1]), 1000)
 log.append({"policy": 0, "env_steps": 2000, "elapsed_seconds": 200.0})
 """
-    child = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60, check=False)
+    child = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=HANG_SECONDS, check=False)
     assert child.returncode == -9
     assert path.read_bytes().startswith(content)
     assert numbers(path)[-1] == 2000

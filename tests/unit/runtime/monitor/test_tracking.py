@@ -19,8 +19,8 @@ from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, w
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
 
-DEADLINE_SECONDS = 30.0
 WANDB = """
 import json, os, sys, time
 class Run:
@@ -83,7 +83,7 @@ def test_it_gets_every_record_and_ends(start: Callable[[str], Tracker], tmp_path
     assert tracker.janitor.groups == [tracker.pid]  # type: ignore[attr-defined]
     for step in range(3):
         tracker.add(1, {"policy": 1, "env_steps": step, "reward/mean": float("nan"), "train/loss": 0.5})
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     lines = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
     settings, *records, finished = lines
     assert settings == {"project": "p", "config": {"num_policies": 2}}
@@ -98,7 +98,7 @@ def test_a_line_that_is_torn_by_the_end_of_main_ends_it_as_well(
     tracker = start("good")
     tracker.add(0, {"env_steps": 1.0})
     os.write(tracker._pipe, b'{"env_steps": 2.0, "pol')
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     assert tracker._process.returncode == 0
     _, record, finished = (json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines())
     assert (record, finished) == ({"env_steps": 1.0}, "finished")
@@ -108,10 +108,10 @@ def test_one_that_dies_costs_its_figures_and_one_warning(
     start: Callable[[str], Tracker], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = start("dead")
-    tracker._process.wait(DEADLINE_SECONDS)
+    tracker._process.wait(HANG_SECONDS)
     tracker.add(0, {"env_steps": 1.0})
     tracker.add(0, {"env_steps": 1.0})
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     assert tracker.dropped == 2
     ended, dropped = (record.message for record in caplog.records)
     assert re.match(r"the tracker wandb ended with exit code 3; starting it again \(restart 1\), see .*", ended)
@@ -126,7 +126,7 @@ def test_one_that_dies_is_started_again_under_the_same_id_and_gets_what_comes(
     for life in range(3):
         first = tracker.pid
         os.killpg(first, signal.SIGKILL)
-        tracker._process.wait(DEADLINE_SECONDS)
+        tracker._process.wait(HANG_SECONDS)
         now = time.monotonic()
         tracker.look(now)
         assert tracker.plain() == {"state": "ended", "restarts": life}
@@ -138,7 +138,7 @@ def test_one_that_dies_is_started_again_under_the_same_id_and_gets_what_comes(
         assert tracker.pid != first
         assert tracker.janitor.groups == [tracker.pid]  # type: ignore[attr-defined]
     tracker.add(0, {"env_steps": 5.0})
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     lines = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
     assert lines == [{"project": "p", "config": {"num_policies": 2}}, {"env_steps": 5.0}, "finished"]
     assert tracker.dropped == 0
@@ -160,7 +160,7 @@ def test_a_tracker_that_fails_at_every_start_is_given_up_with_its_reason(
     tracker, now = start(mode), time.monotonic()
     while tracker.plain()["state"] != "given up":
         tracker.add(0, {"env_steps": 5.0})
-        tracker._process.wait(DEADLINE_SECONDS)
+        tracker._process.wait(HANG_SECONDS)
         now += seconds
         tracker.look(now)
         tracker.look(now + 10.0)
@@ -173,7 +173,7 @@ def test_a_tracker_that_fails_at_every_start_is_given_up_with_its_reason(
     )
     tracker.dropped = 0
     tracker.add(0, {"env_steps": 5.0})
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     assert tracker.dropped == 1
 
 
@@ -278,7 +278,7 @@ def notes_of(fakes: Path, name: str, monkeypatch: pytest.MonkeyPatch, **changed:
     tracker = Tracker(name, settings, fakes / f"{name}.log", FakeJanitor())
     for step in (100, 200):
         tracker.add(1, {"policy": 1, "env_steps": step, "stats/a(b)/mean": 0.5, "train/loss": float("nan")})
-    tracker.close(DEADLINE_SECONDS)
+    tracker.close(HANG_SECONDS)
     assert tracker.dropped == 0
     return [json.loads(line) for line in (fakes / f"{name}.jsonl").read_text().splitlines()]
 

@@ -23,6 +23,7 @@ from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import PACKAGE, EnvironmentFailure, UsageError
 from appo.utils.system.signal_watch import SignalWatch
+from tests.patience import HANG_SECONDS
 
 
 def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +209,7 @@ def test_a_temporary_folder_with_a_long_name_has_its_socket_elsewhere(tmp_path: 
     root = Path(__file__).parents[4] / "src"
     environment = os.environ | {"TMPDIR": str(long), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-c", LONG], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", LONG], env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == ("0 True\nTrue\n", "", 0)
 

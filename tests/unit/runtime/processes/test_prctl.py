@@ -11,6 +11,7 @@ import pytest
 
 from appo.algorithms.runtime.processes import prctl
 from appo.algorithms.runtime.processes.prctl import TURN_SECONDS, sleeps
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[4]
 TURNS = """
@@ -33,7 +34,7 @@ print('lives')
 def test_whoever_finds_another_parent_than_it_was_told_ends_itself(parent, end) -> None:
     """Its parent has died between its birth and its asking to die with it; the kernel does not make up for that."""
     command = [sys.executable, "-S", "-c", CODE, str(parent())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (done.returncode, done.stdout) == end
 
 
@@ -55,7 +56,7 @@ def test_who_sleeps_and_who_only_lacks_a_core() -> None:
 
 def test_long_turns_change_nothing_else() -> None:
     command = [sys.executable, "-S", "-c", TURNS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     assert not done.stderr
     turns, shorter, nicer = done.stdout.split()
     assert (float(turns), float(shorter)) in [(TURN_SECONDS, 0.004), (0.0, 0.0)]  # the latter before Linux 6.12
