@@ -155,8 +155,8 @@ def _marked(batch: Batch, *, is_read: bool) -> Batch:
     return replace(batch, recorded={**batch.recorded, IS_READ: torch.full_like(batch.valid, is_read)})
 
 
-class MixedBatches:
-    """Gives the batches of a source, each with columns from datasets behind its own; a `BatchSource`.
+class MixedBatches(BatchSource):
+    """Gives the batches of a source, each with columns from datasets behind its own.
 
     Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What
     is read next follows from the number of steps used so far, which outlives the learner.

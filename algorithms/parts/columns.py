@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.learning.staging import HostStaging
 from appo.algorithms.runtime.memory.ownership import columns_used
 from appo.algorithms.runtime.memory.slots import Trajectories
-from appo.algorithms.runtime.messages import SlotReleased
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
 def make_column_batches(
@@ -50,7 +50,7 @@ def make_column_batches(
     )
 
 
-class StreamedBatches:
+class StreamedBatches(BatchSource):
     """Gives batches part by part, so that neither slots nor staging ever hold more than a part or a round of them.
 
     Slots hold one trajectory of every environment, and a batch is filled by as many rounds as it needs. A slot goes
@@ -70,7 +70,6 @@ class StreamedBatches:
         self.held: deque[SlotReleased] = deque()
         self._taken, self._added, self._entered = 0, Entered(), Entered()  # added: of the parts of this batch
         self._discarded = 0
-        self.add, self.resize = source.add, source.resize
 
     @property
     def staged_samples(self) -> int:
@@ -91,6 +90,14 @@ class StreamedBatches:
             discarded=counts.discarded + self._discarded,
             in_flight=counts.in_flight + self._added.samples,
         )
+
+    def add(self, message: TrajectoryReady) -> None:
+        """Queue a slot in the source."""
+        self.source.add(message)
+
+    def resize(self, columns: int) -> None:
+        """Make parts of so many columns, beginning with the next new part."""
+        self.source.resize(columns)
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         """Copy what waits into the part; release slots that the batch still needs."""

@@ -17,7 +17,7 @@ from appo.algorithms.replay.part import Figures, ReplayPart, batch_shapes
 from appo.algorithms.replay.shards import num_shards, shard_prefix
 from appo.algorithms.replay.storage import Pace, ReplayPlan, ReplayStorage, Samples
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.ownership import LearnerLedger, columns_used
@@ -26,7 +26,7 @@ from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryRe
 from appo.algorithms.runtime.roles import Role
 
 
-class ReplaySource:
+class ReplaySource(BatchSource):
     """Inserts what is handed over into a replay, releases the slots at once, and gives batches drawn from it.
 
     A step enters when it is inserted. While the learner owes uses of what has entered, slots wait and so hold the
@@ -43,8 +43,6 @@ class ReplaySource:
     Attributes:
         file: of the replay, from which the first learner of a start has taken it.
     """
-
-    staged_samples = 0
 
     def __init__(
         self,
@@ -186,9 +184,6 @@ class ReplaySource:
         shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, segments, state_size)
         self.staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
 
-    def weights_replaced(self) -> None:
-        """Keep everything: what is learned from it does not depend on the weights that acted."""
-
     def metrics(self) -> dict[str, float]:
         """Return the figures of `REPLAY_METRICS`; means since the last call."""
         totals, figures = self.storage.totals, self.part.figures.take()
@@ -199,7 +194,7 @@ class ReplaySource:
         return {f"replay/{name}": float(value) for name, value in figures.items()}
 
 
-class ShardedSource:
+class ShardedSource(BatchSource):
     """Gives the batches that the shards of a replay have drawn, in turn; they insert, and release slots.
 
     A step enters when a shard has inserted it and this source sees it. All counts follow from shared memory.
@@ -210,8 +205,6 @@ class ShardedSource:
         trajectories: the shared arrays.
         role: of the shards, which are woken when they get errors back.
     """
-
-    staged_samples, hold = 0, False
 
     def __init__(self, plan: ReplayPlan, context: Context, trajectories: Trajectories, role: Role) -> None:
         assert context.arena is not None
@@ -243,9 +236,6 @@ class ShardedSource:
             used = columns_used(t, TrajectoryReady(policy, slot, int(t.sequence[slot]), 0))
             in_flight += int(np.count_nonzero(t.valid[slot, :, used:]))
         return BatchCounts(seen, seen - len(slots), 0, in_flight, len(slots))
-
-    def add(self, message: TrajectoryReady) -> None:
-        """Leave the slot to its shard: a successor of a learner hears of it."""
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Do nothing: shards insert."""
@@ -282,12 +272,6 @@ class ShardedSource:
         if feedback:
             self._figures.add("train_ms", 1e3 * (time.perf_counter() - self._taken))
         yield Wake(Address(self.role.name, self.policy, self._shard))
-
-    def resize(self, columns: int) -> None:
-        """Keep the size: that of a single policy does not change."""
-
-    def weights_replaced(self) -> None:
-        """Keep everything: what is learned from it does not depend on the weights that acted."""
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of `REPLAY_METRICS`, of all shards and of each; means since the last call."""

@@ -8,9 +8,9 @@ import torch
 
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.learner import APPOLearner
-from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
-from appo.algorithms.runtime.messages import SlotReleased
+from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 USES = 3  # of every step
 CAPACITY = 8  # batches
@@ -25,7 +25,7 @@ class RatingLearner(APPOLearner):
             yield {"priority": error.sum(0)}
 
 
-class ReplaySource:
+class ReplaySource(BatchSource):
     """Gives every batch once as it comes, then stored ones, the largest priority first; in the learner's process."""
 
     def __init__(self, fresh: ColumnBatches) -> None:
@@ -33,7 +33,6 @@ class ReplaySource:
         self.stored: deque[tuple[float, Batch]] = deque(maxlen=CAPACITY)
         self.owed = self.updated = 0  # uses that are still to be made; priorities that have come back
         self.last: Batch | None = None
-        self.add, self.resize, self.counts, self.entered = fresh.add, fresh.resize, fresh.counts, fresh.entered
 
     @property
     def staged_samples(self) -> int:
@@ -42,6 +41,18 @@ class ReplaySource:
     @property
     def waiting(self) -> int:
         return self.fresh.waiting + self.owed
+
+    def add(self, message: TrajectoryReady) -> None:
+        self.fresh.add(message)
+
+    def resize(self, columns: int) -> None:
+        self.fresh.resize(columns)
+
+    def counts(self) -> BatchCounts:
+        return self.fresh.counts()
+
+    def entered(self) -> Entered:
+        return self.fresh.entered()
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
         yield from self.fresh.fill(version)

@@ -3,9 +3,10 @@
 A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -121,61 +122,58 @@ class Entered(NamedTuple):
     earlier: int = 0
 
 
-class BatchSource(Protocol):
-    """Gives a learner worker its batches.
+class BatchSource(ABC):
+    """Gives a learner worker its batches. Four members must be written; the others have defaults.
 
     Attributes:
         hold: whether slots are released only after training.
     """
 
-    hold: bool
+    hold: bool = False
 
     @property
     def staged_samples(self) -> int:
-        """Return the steps in the batch that is being filled; they are lost with the process."""
-        ...
+        """Return the number of steps in the unfinished batch, which are lost with the process; default: 0."""
+        return 0
 
     @property
+    @abstractmethod
     def waiting(self) -> int:
-        """Return how many slots are not used up."""
-        ...
+        """Return the number of slots, or of other inputs, that are not used up."""
 
+    @abstractmethod
     def counts(self) -> BatchCounts:
         """Return the counts of the trajectories by their fate."""
-        ...
 
-    def add(self, message: TrajectoryReady) -> None:
-        """Take in a slot that has been handed over."""
-        ...
+    @abstractmethod
+    def take(self) -> Batch | None:
+        """Return the next batch, or None while the batch is not full."""
+
+    @abstractmethod
+    def entered(self) -> Entered:
+        """Return the steps that have entered training since the last call."""
+
+    def add(self, message: TrajectoryReady) -> None:  # noqa: B027 (a source may use no slots)
+        """Take in a slot that has been handed over; default: leave the slot to other workers."""
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Move trajectories that were handed over towards the next batch."""
-        ...
-
-    def take(self) -> Batch | None:
-        """Return the next batch, or None while it is not full."""
-        ...
-
-    def entered(self) -> Entered:
-        """Return the steps that have entered training since the last call."""
-        ...
+        return iter(())
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
-        """Go on when the last batch has been trained and its weights are published.
+        """Go on after training on the last batch and publication of the weights.
 
         Args:
-            feedback: what the learner says of the batch, as after updated priorities.
+            feedback: values that the learner yields for the batch, such as priorities.
         """
-        ...
+        return iter(())
 
-    def resize(self, columns: int) -> None:
-        """Make batches of so many columns, from the next one on that is begun."""
-        ...
+    def resize(self, columns: int) -> None:  # noqa: B027 (sizes may be fixed)
+        """Make batches of so many columns, beginning with the next new batch; default: keep the size."""
 
-    def weights_replaced(self) -> None:
-        """Drop steps that must not be trained on with other weights than those that acted."""
-        ...
+    def weights_replaced(self) -> None:  # noqa: B027 (batches may not depend on the weights that acted)
+        """Drop steps that only the weights that acted may train on; default: keep all steps."""
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of its own by their tags, means since the last call; {}: it has none."""
-        ...
+        """Return metrics of the source, tag -> mean since the last call."""
+        return {}

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.ownership import columns_used, note_columns_used
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
-class ColumnBatches:
+class ColumnBatches(BatchSource):
     """Fills batches of one policy with whole columns of slots, each used once.
 
     Args:
@@ -26,6 +26,8 @@ class ColumnBatches:
         rounds: take slots in rounds, one slot of every group in the order of the groups, and release whole rounds
             (lockstep, with one slot for each group); otherwise first in, first out.
     """
+
+    staged_samples = 0
 
     def __init__(
         self,
@@ -111,10 +113,6 @@ class ColumnBatches:
         """Return the steps of the batch, once."""
         entered, self._entered = self._entered, Entered()
         return entered
-
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the counts of the worker are enough."""
-        return {}
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Release the slots held during training; a round is released after its last slot is used up."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
@@ -178,11 +178,12 @@ class GradientRing:
         return Dropped(*(sum(int(row[i]) for row in rows) for i in range(len(Dropped._fields))))
 
 
-class GradientSource:
+class GradientSource(BatchSource):
     """Gives a learner one gradient after another, in `recorded` of a batch without other contents.
 
     A step counts as a sample when its gradient is applied, as discarded when its gradient is dropped. All counts follow
-    from the ring, and stay right after a kill between two stores.
+    from the ring, and stay right after a kill between two stores. After a replacement of the weights, gradients of the
+    former weights are too old by their versions.
 
     Args:
         ring: ring of gradients.
@@ -192,8 +193,6 @@ class GradientSource:
         role: role of the workers computing gradients beside actors; they are woken when an entry becomes free.
         max_policy_lag: lag of the weights, in versions, from which a gradient is dropped.
     """
-
-    staged_samples, hold = 0, False
 
     def __init__(
         self,
@@ -227,9 +226,6 @@ class GradientSource:
         discarded = self.ring.discarded_total() - self._discarded_before
         return BatchCounts(seen, seen - held, discarded, in_flight, held)
 
-    def add(self, message: TrajectoryReady) -> None:
-        """Leave the slot to the worker that computes gradients: a successor of a learner hears of it."""
-
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Drop gradients too old for weights of this version, and say that there is room."""
         self._version = version
@@ -259,16 +255,6 @@ class GradientSource:
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
         """Wake the worker whose gradient was applied: there is room for another one."""
         yield self._wake(self._actor)
-
-    def resize(self, columns: int) -> None:
-        """Do nothing: a gradient is one of a whole slot."""
-
-    def weights_replaced(self) -> None:
-        """Do nothing: gradients of other weights are dropped by their versions, which the learner leaves behind."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the worker's counts say it all."""
-        return {}
 
     def _is_old(self, actor: int) -> bool:
         return self._version - self.ring.next_version(actor) >= self.max_policy_lag

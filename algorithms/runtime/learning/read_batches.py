@@ -1,14 +1,13 @@
 """Batches read by the learner process itself, in runs without actors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, Entered, Feedback
+from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
-from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
-class ReadBatches:
+class ReadBatches(BatchSource):
     """Reads batches in the process of the learner, for runs without actors and slots.
 
     The position in the files is the number of samples. The learner worker stores the number in its ledger for a
@@ -21,7 +20,7 @@ class ReadBatches:
         ledger: ledger of the learner, updated before every `take`.
     """
 
-    staged_samples, hold, waiting = 0, False, 1
+    waiting = 1
 
     def __init__(self, read: Callable[[int, int], Batch], columns: int, ledger: LearnerLedger) -> None:
         self.read, self.columns, self.ledger = read, columns, ledger
@@ -32,13 +31,6 @@ class ReadBatches:
     def counts(self) -> BatchCounts:
         """Return zeros: no trajectory is handed over."""
         return BatchCounts(0, 0, 0, 0, 0)
-
-    def add(self, message: TrajectoryReady) -> None:
-        """Do nothing: no slots exist."""
-
-    def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Do nothing: no trajectory waits."""
-        return iter(())
 
     def take(self) -> Batch:
         """Return the next batch, and begin to read the batch behind."""
@@ -59,17 +51,6 @@ class ReadBatches:
         entered, self._entered = self._entered, Entered()
         return entered
 
-    def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Do nothing: no slot is held."""
-        return iter(())
-
     def resize(self, columns: int) -> None:
         """Set the number of columns from now on."""
         self.columns = columns
-
-    def weights_replaced(self) -> None:
-        """Do nothing: steps from files do not depend on weights."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return nothing: the counts of the worker are enough."""
-        return {}
