@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from appo.utils import machine
+from appo.utils.directories import remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
-from appo.utils.files import remove_tree, replace_directory
 from appo.utils.hashed_files import Content, Entry, chunks, opened, write_file
 from appo.utils.run_folder import CORRUPT, enter, names_in_own, own_folder
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from appo.utils.directories import make_durable
 from appo.utils.errors import UsageError
-from appo.utils.files import make_durable
 from appo.utils.values import refuse_deep, shown
 
 CONFIG_FILE = "config.json"
@@ -377,26 +377,53 @@ def append_json_line(path: Path, value: object) -> None:
 
 
 def read_own_mapping(
-    path: Path, most_bytes: int = OWN_BYTES, opened: Callable[[Path], BinaryIO] = open_own
+    path: Path,
+    most_bytes: int = OWN_BYTES,
+    opened: Callable[[Path], BinaryIO] = open_own,
+    parse: Callable[[str], object] = json.loads,
 ) -> dict[str, object]:
-    """Return the mapping that a JSON file of a run holds, or one of something else, which `opened` opens.
+    """Return the mapping in a small file of a run.
+
+    Args:
+        path: path of the file.
+        most_bytes: largest size.
+        opened: function that opens the file.
+        parse: function that reads the text, JSON by default.
 
     Raises:
-        UsageError: the file is missing, unreadable, larger than `most_bytes`, damaged or no mapping of names.
+        UsageError: the file is missing, unreadable, too large, damaged or no mapping of names.
     """
     try:
         with opened(path) as file:
             content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
-        value = json.loads(content.decode())
-        refuse_deep(value)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    return parse_mapping(content, str(path), most_bytes, parse)
+
+
+def parse_mapping(
+    content: bytes, name: str, most_bytes: int, parse: Callable[[str], object] = json.loads
+) -> dict[str, Any]:
+    """Return the mapping in the content of a small file, see `read_own_mapping`.
+
+    Args:
+        content: bytes of the file.
+        name: name of the file, for messages.
+        most_bytes: largest size.
+        parse: function that reads the text.
+
+    Raises:
+        UsageError: the content is too large, damaged or no mapping of names.
+    """
+    try:
+        if len(content) > most_bytes:
+            raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
+        value = parse(content.decode())
+        refuse_deep(value)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} must hold a mapping of flags to values")
+        raise UsageError(f"{name} is damaged: {error}") from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"{name} must hold a mapping of flags to values")
     return value
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from appo.utils.directories import remove_tree
 from appo.utils.errors import UsageError
-from appo.utils.files import remove_tree
 from appo.utils.run_folder import OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
 
 PART, DATA = "part-", "data"

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from appo.envs.given import unnumbered
 from appo.utils.checkpoint_files import listed
 from appo.utils.command_line import complain
+from appo.utils.directories import make_durable, sync_directory
 from appo.utils.errors import ResourceError, UsageError
-from appo.utils.files import make_durable, sync_directory
 from appo.utils.lock import RunLock
 from appo.utils.logging import tail
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES

@@ -30,8 +30,8 @@ from appo.algorithms.runtime.monitor.tracking import LOCATION_FLAGS
 from appo.algorithms.tools.flags import HubConfig
 from appo.utils import checkpoint_files
 from appo.utils.command_line import say, words_of_flag
+from appo.utils.directories import replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
-from appo.utils.files import replace_directory
 from appo.utils.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,

@@ -68,7 +68,8 @@ def _is_info(node: ast.AST) -> bool:
 PROC, OURS, USERS = "/proc, /dev and the like", "a file of the installation", "a file that the user names"
 DOORS: dict[str, tuple[set[str], str]] = {
     # Folders of runs, and files that the user names.
-    "appo.utils.run_folder": ({FILE, JSON, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.run_folder": ({FILE, NAMES}, "the door of runs: folder by folder, no link, bounded"),
+    "appo.utils.directories": ({FILE}, "folders, to put their names on disk"),
     "appo.utils.files": ({FILE, JSON}, "the door of settings: no pipe, no alias, bounded"),
     "appo.utils.checkpoint_files": ({JSON, NAMES}, "names that match as a whole, in a folder that is open"),
     "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
@@ -86,7 +87,6 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.learning.rollback": ({NAMES}, "old incidents, removed as they are"),
     "appo.algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
     "appo.algorithms.runtime.memory.learner_state": ({JSON}, "the shared memory of the run"),
-    "appo.algorithms.runtime.memory.plain_state": ({JSON}, "the door of plain states: bounded, each value checked"),
     "appo.algorithms.runtime.memory.state_files": ({JSON}, "the door of checkpoints: bounded headers, each checked"),
     "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
     "appo.algorithms.tools.evaluate": (

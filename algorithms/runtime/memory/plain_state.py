@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from appo.algorithms.runtime.messages import KEY, PolicyTraits
-from appo.utils.errors import CheckpointError
+from appo.utils.errors import CheckpointError, UsageError
+from appo.utils.run_folder import parse_mapping
 from appo.utils.values import is_number, is_plain
 
 COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
@@ -34,14 +35,12 @@ def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
     Raises:
         CheckpointError: no JSON, or a value of the wrong kind.
     """
-    if len(text) > LARGEST_PLAIN or text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
+    if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
         raise CheckpointError("state.json holds more than any state does")
     try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
-        raise CheckpointError("state.json is damaged") from None
-    if not isinstance(plain, dict):
-        raise CheckpointError("state.json holds no values by name")
+        plain = parse_mapping(text, "state.json", LARGEST_PLAIN)
+    except UsageError as error:
+        raise CheckpointError(str(error)) from None
     _check_learner(plain, numbers)
     _check_progress(plain.get("progress", {}))
     best = plain.get("best", {"metric": "", "value": 0})
@@ -71,11 +70,7 @@ def _check_traits(traits: object) -> None:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
     counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]
-    try:
-        plain = all(isinstance(one, dict) and is_plain(one) for one in mappings)
-    except RecursionError:  # thousands of brackets
-        plain = False
-    if not plain or not all(map(_is_count, counts)):
+    if not all(isinstance(one, dict) and is_plain(one) for one in mappings) or not all(map(_is_count, counts)):
         raise _wrong(KEY)
 
 

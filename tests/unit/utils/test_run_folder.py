@@ -376,7 +376,7 @@ ELSEWHERE = {
     "appo.algorithms.runtime.learning.learner_worker: Path(path).unlink()": "temporary, named by main",
     "appo.utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
     "appo.utils.files: os.replace(temporary, path)": "replaces a link itself",
-    "appo.utils.files: path.mkdir(exist_ok=True)": "above the folder of a run",
+    "appo.utils.directories: path.mkdir(exist_ok=True)": "above the folder of a run",
     "appo.utils.command_line: os.open(os.devnull, os.O_WRONLY)": "no file",
     "appo.utils.command_line: os.open(os.devnull, os.O_RDWR)": "no file",
 }  # fmt: skip

@@ -1,0 +1,74 @@
+"""Operations on directories that a crash cannot tear."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+from pathlib import Path
+
+_RENAME_EXCHANGE = 2  # linux/fs.h
+
+_AT_FDCWD = -100  # fcntl.h
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in a directory on disk: a renamed or new file is durable only after this."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_durable(path: Path) -> None:
+    """Make a directory and its parents, and put the new names on disk."""
+    if not path.is_dir():
+        make_durable(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def replace_directory(new: str | Path, target: str | Path, *, dir_fd: int | None = None) -> None:
+    """Give a finished directory its name; what had the name before, a link itself too, is removed.
+
+    Args:
+        new: the directory.
+        target: its name from now on.
+        dir_fd: open directory in which both names are, if they are no paths.
+
+    Raises:
+        OSError: the rename is refused; the target is as it was.
+    """
+    try:
+        os.stat(target, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(new, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        return
+    if not _exchange(new, target, dir_fd):
+        # The file system has no exchange: a crash between these two renames leaves nothing under this one name.
+        aside = f"{new}-old"
+        os.rename(target, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        os.rename(new, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        new = aside
+    remove_tree(new, dir_fd=dir_fd)
+
+
+def remove_tree(path: str | Path, *, dir_fd: int | None = None) -> None:
+    """Remove a directory with all that is in it, or a file or a link itself; what cannot be removed stays."""
+    shutil.rmtree(path, ignore_errors=True, dir_fd=dir_fd)
+    with contextlib.suppress(OSError):
+        os.unlink(path, dir_fd=dir_fd)
+
+
+def _exchange(first: str | Path, second: str | Path, dir_fd: int | None) -> bool:
+    """Swap two names in one step (renameat2); False where system or file system cannot."""
+    place = _AT_FDCWD if dir_fd is None else dir_fd
+    with contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.renameat2(place, os.fsencode(first), place, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise OSError(number, os.strerror(number), str(second))
+    return False
