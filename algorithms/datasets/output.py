@@ -15,7 +15,7 @@ from appo.algorithms.datasets.config import COLUMNS, RunOutputConfig
 from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode, EpisodeAssembler, Steps
 from appo.algorithms.datasets.writer import DatasetWriter, open_folder, require_pyarrow
 from appo.algorithms.runtime.memory.arena import Arena, Field
-from appo.algorithms.runtime.memory.output_ring import Entry, OutputRing
+from appo.algorithms.runtime.memory.output_ring import OutputRing, SlotEntry
 from appo.algorithms.runtime.memory.slots import Recorded
 from appo.algorithms.runtime.messages import Message, OutputReport, Stop, Wake
 from appo.envs.spec import EnvSpec
@@ -173,7 +173,7 @@ class OutputWriter:
         self._note()
         return True
 
-    def _group(self, index: int, entry: Entry) -> _Group:
+    def _group(self, index: int, entry: SlotEntry) -> _Group:
         """Return the state of a group, after what is missing between its last trajectory and this one is dropped."""
         known = self._groups.get(index)
         if known is None or known.entry.generation != entry.generation:
@@ -285,7 +285,7 @@ class _Group:
     """State of a group: its episodes that have no end yet, and the trajectory that came last."""
 
     assembler: EpisodeAssembler
-    entry: Entry
+    entry: SlotEntry
 
     @property
     def held_bytes(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.messages import MatchResults, OpponentsReleased, OpponentTable
 from appo.algorithms.runtime.sampling.env_group import GroupPlan
+from appo.algorithms.runtime.sampling.matchmaker import Matchmaker
 from appo.envs.spec import GroupEnv, StepRow
 from appo.utils.errors import UsageError
 from appo.utils.user_modules import find_function
@@ -23,7 +24,7 @@ class ShapesRewards(Protocol):
         ...
 
 
-class PolicyMatchmaker:
+class PolicyMatchmaker(Matchmaker):
     """Draws the policy of every row that starts an episode: an episode is played, and scored, by one policy.
 
     Drawn are those that have played no more steps than the average policy: were it anyone, the policies with the
@@ -48,8 +49,8 @@ class PolicyMatchmaker:
         self, num_policies: int, num_agents: int, *, per_row: bool, mapping: str, random: np.random.Generator
     ) -> None:
         self.num_policies, self.num_agents, self.per_row, self.random = num_policies, num_agents, per_row, random
-        self.present: tuple[int, ...] = (0,)
-        self.shaping: list[Mapping[str, Any]] = [{}] * num_policies
+        self.present = (0,)
+        self.shaping = [{}] * num_policies
         self._mapping_name = mapping
         self._mapping = find_function("policy_mapping", mapping) if mapping else None
         self._playing: Array = np.zeros(0, np.int32)
@@ -95,25 +96,6 @@ class PolicyMatchmaker:
         """Take in a step of every row, [R]; rewards as the environment gave them."""
         if self.num_policies > 1:
             self._steps += np.bincount(policy[valid], minlength=self.num_policies)
-
-    def take_table(self, table: OpponentTable) -> None:
-        """Draw past versions from these slots from now on, where there are any; games that have begun go on."""
-
-    def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """Say once that nobody plays any more in slots that the last `OpponentTable` has left out."""
-        yield from ()
-
-    def report(self, now: bool = False) -> Iterator[MatchResults]:
-        """Yield how games against past versions have ended since the last report, if that is old enough or `now`."""
-        yield from ()
-
-    def finish(self, policy: Array, valid: Array) -> None:
-        """Close the books at the end of a run.
-
-        Args:
-            policy: [S, R] of the steps of a slot that is not handed over.
-            valid: [S, R] which of them were taken.
-        """
 
     def _map_policy(self, function: Callable[..., Any], row: int, first_env: int) -> int:
         env, agent = divmod(row, self.num_agents)

@@ -17,15 +17,15 @@ from appo.utils.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-KEY = "best"  # in state.json: which metric, and its value
+KEY = "best"  # in state.json: the metric and its value
 
 
 class Best:
-    """The best checkpoint of one policy, alone in a directory of its own; a later start knows how good it is.
+    """The best checkpoint of one policy, alone in its directory; later starts read its value.
 
     Args:
-        directory: of the policy's best checkpoints.
-        config: of the run.
+        directory: directory of the policy's best checkpoint.
+        config: flags of the run.
     """
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
@@ -33,7 +33,7 @@ class Best:
         self.value, self._path = self._find_best()
 
     def better(self, progress: PolicyProgress) -> float | None:
-        """Return the metric of a policy, over a full window of episodes, if finite and better than ever (higher)."""
+        """Return the metric of a policy over a full window of episodes, if finite and higher than ever; else None."""
         name, _, kind = self.config.save_best_metric.rpartition("/")
         statistic = progress.statistics().get(name)
         if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
@@ -44,14 +44,14 @@ class Best:
         return value if math.isfinite(value) and value > self.value else None
 
     def mark(self, state: LearnerState, value: float) -> LearnerState:
-        """Return the state with the metric that makes it the best."""
+        """Return the state with the metric of the best."""
         return replace(state, meta={**state.meta, KEY: {"metric": self.config.save_best_metric, "value": value}})
 
     def save(self, name: str, files: dict[str, bytes], value: float) -> None:
-        """Keep a checkpoint instead of the one before; files are those of a state that `mark` has marked.
+        """Replace the best checkpoint by files of a marked state.
 
         Raises:
-            ResourceError: the disk is full or refuses; the best before is untouched.
+            ResourceError: the disk is full or refuses; the earlier best is untouched.
         """
         path = checkpoint_files.save(self.directory, name, files)
         self.value, self._path = value, path
@@ -59,16 +59,16 @@ class Best:
         self._keep_only(path)
 
     def forget_what_is_gone(self) -> None:
-        """Begin anew where the best so far has been removed."""
+        """Begin anew if the best checkpoint was removed."""
         try:
             os.lstat(self._path)
         except FileNotFoundError:
             self.value = -math.inf
-        except OSError as error:  # it is only out of reach
+        except OSError as error:  # only out of reach
             log.debug("%s cannot be looked for: %s", self._path, error)
 
     def _find_best(self) -> tuple[float, Path]:
-        """Find value and path of the best one on disk, which stays alone; -inf: there is none, or by another metric."""
+        """Return value and path of the best on disk, and remove all others; -inf without one, or by another metric."""
         checkpoint_files.clean_temporaries(self.directory)
         found: list[tuple[float, Path]] = []
         for _, path in reversed(checkpoint_files.listed_if_readable(self.directory)):
@@ -96,21 +96,21 @@ def load_best(
     check: Callable[[dict[str, bytes]], object] = lambda files: None,
     limit: checkpoint_files.Limit | None = None,
 ) -> checkpoint_files.Loaded | None:
-    """Load the best checkpoint that verifies and stands the check, by this metric; None where there is none.
+    """Load the best valid checkpoint by this metric that passes the check; None without any.
 
-    A crash between saving the new and removing the old leaves both. Their order by env steps says nothing: training
-    that went back to an older checkpoint may have found something better with fewer.
+    A crash between saving the new and removing the old leaves both. Their order by env steps means nothing: training
+    that returned to an older checkpoint may have found a better one with fewer steps.
 
     Raises:
-        CheckpointError: there are checkpoints and none can be read.
+        CheckpointError: checkpoints exist and none can be read.
     """
     return checkpoint_files.load(directory, functools.partial(_worth, metric=metric), check, limit=limit)
 
 
 def _worth(path: Path, metric: str) -> float:
-    """Return the value that a best checkpoint claims; -inf if by another metric.
+    """Return the value in a best checkpoint; -inf for another metric.
 
-    One that cannot be read comes first: whoever loads it finds out that it is damaged, and says so.
+    An unreadable checkpoint comes first: the loader then finds and reports the damage.
     """
     try:
         kept = read_plain(checkpoint_files.read(path, "state.json")).get(KEY, {})

@@ -1,4 +1,4 @@
-"""The budget of a run: when training ends, how much of it is used up, and how long the rest takes."""
+"""The budget of a run: the end of training, the share used up, and the remaining time."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.utils.windows import RateMeter
 
 BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
-"""Of all policies together in one start; the first that is reached ends a benchmark."""
+"""Limits for all policies together in one start; the first one reached ends a benchmark."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Says when a run is finished.
+    """The limits of a run.
 
     Attributes:
-        env_steps, samples: per policy, of all starts.
-        seconds: of this start.
-        episode_return: mean return of the last episodes that every policy must reach; None: any.
-        collected: steps of all actors, for runs that only sample; None: no limit.
+        env_steps, samples: limits per policy, over all starts.
+        seconds: limit of this start.
+        episode_return: mean return of the last episodes that every policy must reach; None: no goal.
+        collected: limit on the steps of all actors, for runs that only sample; None: no limit.
         benchmark: whether `BENCHMARK` is a limit too.
     """
 
@@ -33,7 +33,7 @@ class Budget:
 
     @classmethod
     def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> "Budget":
-        """Return the budget that the flags describe."""
+        """Return the budget described by the flags."""
         env_steps, samples, collected = run.train_for_env_steps, 2**62, None
         if sampling.sampler_only:
             frames = min(env_steps, BENCHMARK["env_steps"]) if sampling.benchmark else env_steps
@@ -42,15 +42,15 @@ class Budget:
         return cls(env_steps, samples, seconds, goal, collected, sampling.benchmark)
 
     def plain(self) -> dict[str, float | None]:
-        """Return the limits that hold from one start to the next, as status.json has them."""
+        """Return the limits that remain from one start to the next, as written to status.json."""
         return {name: value for name, value in asdict(self).items() if name not in ("collected", "benchmark")}
 
     def trained(self, env_steps: int, samples: int) -> bool:
-        """Return whether a policy with these totals has been trained enough."""
+        """Return whether these totals of a policy reach the limits."""
         return env_steps >= self.env_steps or samples >= self.samples
 
     def reached(self, policies: Sequence[PolicyProgress]) -> str | None:
-        """Return why there is nothing left to learn for these policies, or None while there is."""
+        """Return the reason why no policy has anything left to learn, or None."""
         policies = [policy for policy in policies if not policy.frozen]
         if all(self.trained(p.totals["env_steps"], p.totals["samples"]) for p in policies):
             return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
@@ -62,7 +62,7 @@ class Budget:
         return None
 
     def spent(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> str | None:
-        """Return why a run is over, so many collected steps and seconds after its start, or None while it is not."""
+        """Return the reason why a run is over, or None; steps and seconds count from its start."""
         if elapsed_seconds >= self.seconds:
             return f"{self.seconds:g} seconds are over"
         if self.collected is not None and collected >= self.collected:
@@ -73,9 +73,9 @@ class Budget:
         return self.reached(policies)
 
     def seconds_left(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float:
-        """Estimate the seconds until the first limit is reached, at the speed of the last minute; perhaps infinity.
+        """Estimate the seconds until the first limit, at the speed of the last minute; may be infinite.
 
-        Env steps and samples are reached when the slowest policy has them.
+        The slowest policy decides when limits of env steps and samples are reached.
         """
         trained = 0.0
         for progress in (one for one in policies if not one.frozen):
@@ -90,7 +90,7 @@ class Budget:
         return max(0.0, min(trained, sampled, self.seconds - elapsed_seconds))
 
     def share(self, policies: Sequence[PolicyProgress], collected: int, elapsed_seconds: float) -> float | None:
-        """Return how much of the nearest limit is used up, from 0 to 1; None if none was set."""
+        """Return the used share of the nearest limit, from 0 to 1; None without a limit."""
         if not self.benchmark and all(getattr(self, name) >= endless for name, endless in ENDLESS.items()):
             return None
         learning = (p.totals for p in policies if not p.frozen)
@@ -103,23 +103,23 @@ class Budget:
 
 
 def _of_this_start(policies: Sequence[PolicyProgress]) -> dict[str, int]:
-    """Return how much all policies together have learned from since they were restored."""
+    """Return the totals trained by all policies together since their restoration."""
     return {name: sum(policy.since_start(name) for policy in policies) for name in BENCHMARK}
 
 
 def _seconds_of_benchmark(policies: Sequence[PolicyProgress]) -> float:
-    """Return how long a benchmark goes on at the speed of the last minute."""
+    """Return the remaining seconds of a benchmark at the speed of the last minute."""
     done = _of_this_start(policies)
     rates = {
         "env_steps": [policy.env_step_rate.rates()[60.0] for policy in policies],
         "samples": [policy.sample_rate.rates()[60.0] for policy in policies],
     }
-    sums = {name: sum(rate for rate in found if rate > 0) for name, found in rates.items()}  # nan where none is known
+    sums = {name: sum(rate for rate in found if rate > 0) for name, found in rates.items()}  # nan without a known rate
     left = {name: BENCHMARK[name] - done[name] for name in BENCHMARK}
     return min(max(0.0, left[name]) / sums[name] if sums[name] else math.inf for name in BENCHMARK)
 
 
 def _seconds_to(left: float, meter: RateMeter) -> float:
-    """Return how long so many more take at the speed of the last minute."""
+    """Return the seconds for so many more at the speed of the last minute."""
     rate = meter.rates()[60.0]
     return 0.0 if left <= 0 else left / rate if rate > 0 else math.inf

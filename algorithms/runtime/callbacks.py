@@ -1,4 +1,4 @@
-"""Callbacks, classes of the user's that a run calls: in actors for episodes, in main for reports."""
+"""Callbacks: classes of the user, called by a run in actors for episodes and in main for reports."""
 
 import logging
 import math
@@ -28,14 +28,14 @@ class Episode:
     """An episode of one agent.
 
     Attributes:
-        env: number of its environment in the run.
+        env: number of the environment in the run.
         agent: number of the agent in its environment.
-        policy: that plays it.
-        episode_return: sum of the rewards so far, as the environment gave them.
+        policy: policy that acts.
+        episode_return: sum of the unscaled rewards so far.
         length: env steps so far.
-        terminated, truncated: how it has ended.
-        stats: what the environment reported at its end.
-        data: yours, empty at the start; the same object in all calls that tell of this episode.
+        terminated, truncated: how the episode ended.
+        stats: statistics reported by the environment at the end.
+        data: storage for the callback, empty at the start; all calls for this episode receive the same object.
     """
 
     env: int
@@ -50,19 +50,19 @@ class Episode:
 
 
 class Step(NamedTuple):
-    """One step of all rows of a group. The arrays are views for the time of the call, which cannot be written to.
+    """One step of all rows of a group. The arrays are read-only views, valid during the call.
 
     Attributes:
         first_env: number of the group's first environment in the run.
         num_agents: rows of each environment, side by side.
-        observations: [R, *] by key, those that were acted upon.
-        actions: [R, A] as sampled: in units of the policy, not mapped to bounds.
-        rewards: [R] as the environment gave them.
-        num_frames: [R] env steps behind it.
-        terminated, truncated, valid: [R]; where `valid` is False nothing was taken: an environment was reset.
-        policies: [R] who acted.
-        episodes: [R] of the rows, None where nothing was taken; () unless the start or end of episodes is told to
-            somebody too. Their return and length are set at the end.
+        observations: observations [R, *] by key, from before the actions.
+        actions: sampled actions [R, A], in units of the policy, not mapped to bounds.
+        rewards: unscaled rewards [R].
+        num_frames: env steps [R] of the step.
+        terminated, truncated, valid: flags [R]; where `valid` is False, an environment was reset and no step taken.
+        policies: acting policies [R].
+        episodes: episodes [R] of the rows, None without a step; () unless a callback also overrides the start or end of
+            episodes. Return and length are set at the end.
     """
 
     first_env: int
@@ -79,17 +79,17 @@ class Step(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A trajectory that a group hands over to learners: T steps of R rows. Views for the time of the call only.
+    """A trajectory handed over to learners: T steps of R rows. The arrays are views, valid during the call.
 
     Attributes:
-        first_env, num_agents: as of a step.
-        observations: [T+1, R, *] by key.
-        first: [T+1, R] where an episode starts.
-        actions: [T, R, A].
-        rewards: [T, R] scaled and clipped, as they are learned from.
-        terminated, truncated, valid: [T, R].
-        policies: [T+1, R].
-        recorded: [T, R, *] what the algorithm records of every step, by name.
+        first_env, num_agents: as in `Step`.
+        observations: observations [T+1, R, *] by key.
+        first: flags [T+1, R] of steps that start an episode.
+        actions: sampled actions [T, R, A].
+        rewards: rewards [T, R] for learning, scaled and clipped.
+        terminated, truncated, valid: flags [T, R].
+        policies: acting policies [T+1, R].
+        recorded: values [T, R, *] recorded by the algorithm in every step, by name.
     """
 
     first_env: int
@@ -106,90 +106,90 @@ class Trajectory(NamedTuple):
 
     @property
     def values(self) -> Array:
-        """Return the returns that were expected when acting, [T, R]; as APPO records them."""
+        """Return the expected returns at acting, [T, R], as recorded by APPO."""
         return self.recorded["value"]
 
     @property
     def log_probabilities(self) -> Array:
-        """Return log-probabilities of the actions, [T, R]; as APPO records them."""
+        """Return log-probabilities of the actions, [T, R], as recorded by APPO."""
         return self.recorded["log_prob"]
 
 
 class Callbacks:
-    """The base class of callbacks: override the events to be told of; an event that is not overridden costs nothing.
+    """The base class of callbacks: override the events to receive. An event without an override costs nothing.
 
-    Every actor has an object of its own, which is made anew when the actor is, and so has main.
+    Every actor makes its own object, again after a restart. Main makes another.
 
     Args:
-        config: all flags by name; an object that is given to `train` without them gets those of the run.
+        config: all flags by name; an object given to `train` without flags receives the flags of the run.
         worker: number of the actor; None in main.
     """
 
-    config: Mapping[str, Any] = MappingProxyType({})  # also of a subclass whose __init__ does not call this one
+    config: Mapping[str, Any] = MappingProxyType({})  # also in a subclass whose __init__ does not call this __init__
     worker: int | None = None
 
     def __init__(self, config: Mapping[str, Any] = MappingProxyType({}), worker: int | None = None) -> None:
         self.config, self.worker = config, worker
 
     def on_episode_start(self, episode: Episode) -> None:
-        """In actors: an episode has begun, and its first step is taken."""
+        """In actors: an episode has begun with its first step."""
 
     def on_episode_step(self, step: Step) -> None:
-        """In actors: a group has taken a step. This is the hot path: arithmetic of whole arrays, or nothing."""
+        """In actors: a group has taken a step. This is the hot path: use arithmetic on whole arrays."""
 
     def on_episode_end(self, episode: Episode) -> Mapping[str, float] | None:
-        """In actors: an episode has ended. Numbers that are returned are averaged as `stats/<name>`."""
+        """In actors: an episode has ended. Returned numbers are averaged as `stats/<name>`."""
 
     def on_postprocess_trajectory(self, trajectory: Trajectory) -> None:
-        """In actors: a trajectory is full. What you change in its arrays is what is learned from.
+        """In actors: a trajectory is full. Learners train on the arrays as changed here.
 
-        Those of all agents of the group's environments are in it, side by side. `first` and `policies` cannot be
-        written to. A step that you make invalid counts as collected and is never learned from.
+        The trajectory contains all agents of the group's environments, side by side. `first` and `policies` are
+        read-only. A step made invalid counts as collected and is excluded from training.
         """
 
     def on_trajectory_end(self, trajectory: Trajectory) -> None:
         """In actors: a trajectory is full, and handed over next."""
 
     def on_episodes(self, episodes: EpisodesDone) -> None:
-        """In main: some episodes have ended in a group of environments; their returns and lengths one by one."""
+        """In main: episodes of a group have ended; the message contains every return and length."""
 
     def on_report(self, report: LearnerReport) -> None:
-        """In main: a learner has reported what it has done since its last report."""
+        """In main: a learner reports its work since the last report."""
 
     def on_summaries(
         self, policy: int, values: Mapping[str, Sequence[float]], env_steps: int, writer: "EventWriter | None"
     ) -> None:
-        """In main: a record is about to be written. Write histograms and images of your own beside it.
+        """In main, before writing a record. Write histograms and images beside the record.
 
         Args:
-            policy: of the record.
-            values: what its averages are of: the last `--stats_avg` values of reward, len and stats/<name>, oldest
-                first.
-            env_steps: of the record.
-            writer: of the policy's TensorBoard files; None without `--tensorboard`.
+            policy: policy of the record.
+            values: last `--stats_avg` values of reward, len and stats/<name>, oldest first; the record contains
+                averages.
+            env_steps: env steps of the record.
+            writer: writer of the policy's TensorBoard files; None without `--tensorboard`.
         """
 
     def before_logging(self, policy: int, figures: dict[str, float]) -> None:
-        """In main: these figures are about to be written. Add yours under new tags; what is there stays as it is."""
+        """In main, before writing figures. Add figures under new tags; existing figures cannot be changed."""
 
     def on_train_result(self, policy: int, figures: dict[str, float]) -> None:
-        """In main: this is the record that is written next. Change it, add or remove; the counters stay as they are."""
+        """In main, before writing a record. Change, add or remove figures; the counters cannot be changed."""
 
     def on_end(self) -> None:
-        """In both: the run, or the actor's life, ends in an orderly way."""
+        """In actors and main: the run, or the life of the actor, ends in good order."""
 
 
 EVENTS = tuple(name for name in vars(Callbacks) if name.startswith(("on_", "before_")))
 
 
 class Hooks:
-    """The callbacks of one process. A method that raises is off from then on, with a warning; all others go on.
+    """The callbacks of one process. A method that raises is turned off with a warning; all others continue.
 
     Args:
-        members: of them.
+        members: callbacks.
 
     Attributes:
-        off: how many methods have raised, and callbacks could not be made.
+        off: number of methods turned off, and of callbacks that could not be made.
     """
 
     def __init__(self, members: Iterable[Callbacks]) -> None:
@@ -204,7 +204,7 @@ class Hooks:
     def make(
         cls, names: Sequence[str], config: Mapping[str, Any], worker: int | None, more: Iterable[Callbacks] = ()
     ) -> "Hooks":
-        """Make the callbacks of these names, and add more that are there already; one that cannot be made is off."""
+        """Make the callbacks of these names, and add existing ones; a callback that cannot be made is off."""
         made, failed = [], 0
         for name in names:
             try:
@@ -220,11 +220,11 @@ class Hooks:
         return hooks
 
     def hears(self, *events: str) -> bool:
-        """Return whether any callback listens to any of these events."""
+        """Return whether any callback overrides any of these events."""
         return any(self._listeners[event] for event in events)
 
     def tell(self, event: str, *arguments: object, read: Callable[[Any], Any] = lambda answer: answer) -> list[Any]:
-        """Call all listeners of an event; return their answers, as `read` converts them."""
+        """Call all overrides of an event; return their answers, converted by `read`."""
         answers = []
         for listener in tuple(self._listeners[event]):
             try:
@@ -242,10 +242,10 @@ class Hooks:
 
 
 def find_callbacks(name: str) -> type[Callbacks]:
-    """Find the class that `--callbacks=package.module:Class` names.
+    """Find the class named by `--callbacks=package.module:Class`.
 
     Raises:
-        UsageError: there is none, it is not derived from `Callbacks`, or a method of it is none of theirs.
+        UsageError: no class, not derived from `Callbacks`, or with a method of an unknown event.
     """
     found = find_function("callbacks", name)
     if not isinstance(found, type) or not issubclass(found, Callbacks):
@@ -257,11 +257,11 @@ def find_callbacks(name: str) -> type[Callbacks]:
 
 
 class EpisodeWatch:
-    """Tells hooks of the steps and episodes of some rows.
+    """Calls hooks for the steps and episodes of some rows.
 
     Args:
-        hooks: are told.
-        num_rows: R.
+        hooks: callbacks.
+        num_rows: number of rows, R.
     """
 
     def __init__(self, hooks: Hooks, num_rows: int) -> None:
@@ -271,9 +271,9 @@ class EpisodeWatch:
         self._return, self._length = np.zeros(num_rows, np.float64), np.zeros(num_rows, np.int64)
 
     def see(self, step: Step, stats: Sequence[EpisodeStats], cut: Array | None = None) -> list[EpisodeStats]:
-        """Take in a step and the statistics of episodes that ended in it; return the answers of hooks to them.
+        """Call hooks for a step, with statistics of episodes ended in the step; return their answers as statistics.
 
-        Episodes of rows [R] that are `cut`, whose begin nobody saw, are not told of.
+        Hooks are not called for episodes of `cut` rows [R], whose begin is unknown.
         """
         answers: list[EpisodeStats] = []
         watches_episodes = self.hooks.hears("on_episode_start", "on_episode_end")
@@ -290,7 +290,7 @@ class EpisodeWatch:
         return answers
 
     def _note(self, step: Step, cut: Array | None) -> None:
-        """Begin episodes with the first step in a row, and forget those that a failure of the environment has ended."""
+        """Begin episodes with the first step in a row, and drop episodes ended by a failure of the environment."""
         begins = step.valid & ~self._playing
         self._return[begins] = self._length[begins] = 0
         for row in np.flatnonzero(begins if cut is None else begins & ~cut).tolist():
@@ -318,10 +318,10 @@ class GroupHooks:
     """Calls hooks for the steps, episodes and trajectories of a group of environments in an actor.
 
     Args:
-        hooks: of its actor.
-        trajectories: the shared arrays.
+        hooks: callbacks of the actor.
+        trajectories: shared arrays.
         first_row: number of the group's first row in the run.
-        num_agents: rows of each of its environments.
+        num_agents: rows of each environment.
     """
 
     def __init__(self, hooks: Hooks, trajectories: Trajectories, first_row: int, num_agents: int) -> None:
@@ -330,7 +330,7 @@ class GroupHooks:
         self._watch = EpisodeWatch(hooks, trajectories.valid.shape[2])
 
     def step(self, slot: int, step: int, row: StepRow, stats: Sequence[EpisodeStats], cut: Array) -> list[EpisodeStats]:
-        """Tell of a step that has been taken; return the statistics of episodes, those included that callbacks add."""
+        """Call hooks for a step; return the statistics of episodes, the additions of callbacks included."""
         t = self._trajectories
         seen = Step(
             first_env=self._first_env,
@@ -347,7 +347,7 @@ class GroupHooks:
         return [*stats, *self._watch.see(seen, stats, cut)]
 
     def trajectory(self, slot: int) -> None:
-        """Call hooks for a trajectory that is full, first those who may change it."""
+        """Call hooks for a full trajectory, first the hooks that may change the trajectory."""
         if not self._hooks.hears("on_postprocess_trajectory", "on_trajectory_end"):
             return
         t = self._trajectories
@@ -369,11 +369,11 @@ class GroupHooks:
 
 
 class HookedEnvs:
-    """Environments that are played outside of a run, with callbacks of the user's for their steps and episodes.
+    """Environments played outside of a run, with callbacks for their steps and episodes.
 
     Args:
-        envs: environments that are stepped.
-        policy: number of the policy that plays them.
+        envs: environments.
+        policy: number of the policy that acts.
         hooks: callbacks.
     """
 
@@ -384,7 +384,7 @@ class HookedEnvs:
 
     @property
     def rebuilds(self) -> int:
-        """Return how many environments have been made again so far."""
+        """Return the number of environments made again so far."""
         return self._envs.rebuilds
 
     def reset(self, seeds: Sequence[int], obs: dict[str, Any]) -> None:
@@ -392,7 +392,7 @@ class HookedEnvs:
         self._envs.reset(seeds, obs)
 
     def step(self, action: Array, row: StepRow) -> Sequence[EpisodeStats]:
-        """Take a step, and call hooks for it."""
+        """Take a step, and call hooks for the step."""
         before = {key: array.copy() for key, array in row.obs.items()}
         stats = self._envs.step(action, row)
         seen = Step(
@@ -410,7 +410,7 @@ class HookedEnvs:
         return [*stats, *self._watch.see(seen, stats)]
 
     def close(self) -> None:
-        """Close the environments; nothing more happens."""
+        """Close the environments."""
         self._envs.close()
         self._hooks.tell("on_end")
 
@@ -431,7 +431,7 @@ def _float(number: Any) -> float:
 
 
 def read_only(part: Any) -> Any:
-    """Return a view of an array, or of a mapping of them, that cannot be written to; anything else as it is."""
+    """Return a read-only view of an array, or of a mapping of arrays; anything else unchanged."""
     if isinstance(part, Mapping):
         return {key: read_only(value) for key, value in part.items()}
     if not isinstance(part, np.ndarray):
@@ -442,4 +442,4 @@ def read_only(part: Any) -> Any:
 
 
 COUNT = "callbacks_off"
-"""What actors call the number of callbacks that have raised, in their reports."""
+"""Name, in reports of actors, of the number of callbacks turned off."""

@@ -1,8 +1,6 @@
-"""Checkpoints of a run: when they are written, and their contents.
+"""Checkpoints of a run: when they are written, and their contents. `utils.checkpoint_files` makes files crash-safe.
 
-How a file becomes safe on disk is the business of `utils.checkpoint_files`.
-
-Main writes them from the state blocks, in a thread of its own, so saving stalls neither training nor supervision.
+Main writes checkpoints from the state blocks, in a thread: saving stalls neither training nor supervision.
 """
 
 import functools
@@ -35,14 +33,14 @@ SAVING = "saving what was learned"
 
 
 class Checkpointing:
-    """Asks learners for their state from time to time, and writes it.
+    """Requests states from learners at intervals, and writes checkpoints.
 
     Args:
-        directory: of the run.
-        config: of the run.
-        blocks: the state block of every policy.
-        tables: for every policy name and shape of every weight, in the order of the flat vector.
-        monitor: what else is known of the policies, and how good they are.
+        directory: directory of the run.
+        config: flags of the run.
+        blocks: state block of every policy.
+        tables: for every policy, name and shape of every weight in the order of the flat vector.
+        monitor: progress of the policies.
     """
 
     def __init__(
@@ -54,44 +52,44 @@ class Checkpointing:
         self._writer = DiskThread("checkpoint")
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
-        self._owed: list[set[Kind]] = [set() for _ in blocks]  # asked for and not on disk yet
+        self._owed: list[set[Kind]] = [set() for _ in blocks]  # kinds requested and not on disk yet
         now = time.monotonic()
-        # Where a run goes on from must be a barrier, then, and no moment of the clock.
+        # With --deterministic_resume a run resumes from a barrier alone, never from a moment of the clock.
         self._regular: frozenset[Kind] = frozenset() if config.deterministic_resume else frozenset({"regular"})
         self._due = now + config.save_every_sec
         self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
         self._best_due = now + config.save_best_every_sec
 
     def ask(self) -> None:
-        """Let the next `tick` ask for the states of all policies, whatever the time."""
+        """Make the next `tick` request the states of all policies."""
         self._due = -math.inf
 
     def lost(self) -> None:
-        """Write all again that may have gone away: the next `tick` asks for all states, and the best are found anew."""
+        """Write again all files that may be gone: the next `tick` requests all states; the best are searched anew."""
         self.ask()
         for best in self._best:
             self._writer.submit(best.forget_what_is_gone)
 
     @property
     def busy(self) -> bool:
-        """Return whether states that were asked for are not on disk yet."""
+        """Return whether requested states are not on disk yet."""
         return any(self._owed) or any(not writing.done() for writing in self._pending.values())
 
     def handle(self, message: Message) -> None:
-        """Write the state of a policy whose learner has put it into its block."""
+        """Write the state that a learner has put into its block."""
         if isinstance(message, StateSaved):
             last = self._pending.get(message.policy)
             if last is None or last.done():
                 if last is not None:
-                    last.result()  # whatever is no `AppoError` is a bug, and must not pass unnoticed in a thread
+                    last.result()  # raises anything but `AppoError`: a bug must not pass unnoticed in a thread
                 self._pending[message.policy] = self._writer.submit(
                     functools.partial(self._write, self._order(message.policy))
                 )
-        elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died with the request
+        elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died before answering
             self._due = min(self._due, time.monotonic())
 
     def tick(self, now: float) -> Iterator[Message]:
-        """Ask for states when a checkpoint is due."""
+        """Request states when a checkpoint is due."""
         kinds: set[Kind] = set()
         if now >= self._milestone_due:
             self._due, self._milestone_due = now, now + self.config.save_milestones_sec
@@ -109,35 +107,35 @@ class Checkpointing:
                 yield SaveState(policy)
 
     def finish(self, *, regular: bool = True) -> None:
-        """Write the latest state of every policy, and wait until it is on disk, however long it does not answer.
+        """Write the latest state of every policy, and wait for the disk without a deadline.
 
         Args:
-            regular: as a checkpoint to go on from, too; without, only if it is the best.
+            regular: whether to write a checkpoint to resume from; otherwise only a new best one is written.
 
         Raises:
-            AppoError: it cannot be written.
+            AppoError: a checkpoint cannot be written.
         """
         self._writer.finish(SAVING)
         kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
         for policy in range(len(self.blocks)):
             saving = self._writer.submit(functools.partial(self._save, self._order(policy, *kinds)))
             self._writer.finish(SAVING)
-            saving.result(0.0)  # it is done
+            saving.result(0.0)  # already done
 
-    def _order(self, policy: int, *kinds: Kind) -> "_Order":
-        """Make the order to write the checkpoints of a policy: these kinds, and those that are owed."""
+    def _order(self, policy: int, *kinds: Kind) -> "_SaveOrder":
+        """Make the order to write checkpoints of a policy: these kinds, and the kinds still due."""
         better = self._best[policy].better(self.monitor.policies[policy])
         wanted = self._owed[policy].union(kinds) or self._regular
-        return _Order(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
+        return _SaveOrder(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
 
-    def _write(self, order: "_Order") -> None:
-        """Write an order. A save that fails, as on a full disk, costs only itself: older checkpoints are intact."""
+    def _write(self, order: "_SaveOrder") -> None:
+        """Execute an order. A failed save, as on a full disk, leaves older checkpoints intact."""
         try:
             self._save(order)
         except AppoError as error:
             log.warning("checkpoint of policy %d not saved, will be tried again: %s", order.policy, error)
 
-    def _save(self, order: "_Order") -> None:
+    def _save(self, order: "_SaveOrder") -> None:
         policy, parent = order.policy, self.folder.checkpoints(order.policy)
         table = self.tables[policy]
         state = self.blocks[policy].read()
@@ -148,7 +146,7 @@ class Checkpointing:
         steps = int(state.meta["env_steps"])
         name = checkpoint_files.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": order.progress})
-        is_new = steps != self._saved_steps.get(policy) or not os.path.lexists(parent / name)  # it was removed
+        is_new = steps != self._saved_steps.get(policy) or not os.path.lexists(parent / name)  # or removed
         if "regular" in order.kinds and is_new:
             path = checkpoint_files.save(parent, name, encode(state, table))
             self._saved_steps[policy] = steps
@@ -165,8 +163,8 @@ class Checkpointing:
         checkpoint_files.prune(parent, self.config.keep_checkpoints)
 
 
-class _Order(NamedTuple):
-    """An order to the writer, as main knew it when the learner's state came."""
+class _SaveOrder(NamedTuple):
+    """An order to the writer, with the facts of main at the arrival of the learner's state."""
 
     policy: int
     kinds: frozenset[Kind]
@@ -180,20 +178,20 @@ def resume(
     models: Sequence[ModelDescription],
     changed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Put the newest checkpoint of every policy into its state block, before its learner starts.
+    """Load the newest checkpoint of every policy into its state block, before its learner starts.
 
     Args:
-        directory: of the run.
-        blocks: the state block of every policy.
-        models: of every policy.
-        changed: plain values that begin anew, as the layout of the policy says, in place of those in the checkpoints.
+        directory: directory of the run.
+        blocks: state block of every policy.
+        models: description of every policy's model.
+        changed: plain values reset to the policy's layout instead of loaded.
 
     Returns:
-        The plain state of each policy, with its progress as `Monitor` keeps it; {} where there is no checkpoint.
+        The plain state of each policy, with its progress as `Monitor` stores it; {} without a checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints and none verifies. Nothing is started from scratch then.
-        UsageError: it belongs to another model.
+        CheckpointError: checkpoints exist and none verifies; the run never starts from scratch then.
+        UsageError: the checkpoint belongs to another model.
     """
     folder = RunFolder(directory)
     both = enumerate(zip(blocks, models, strict=True))
@@ -219,7 +217,7 @@ def _resume(
         log.warning("damaged checkpoint skipped: %s: %s", path, reason)
     checkpoint_files.quarantine(parent, loaded.found.damaged)
     state, _ = decode(loaded.files, model.table, model.layout)
-    # What main keeps is not the learner's, whose plain state must fit into its block.
+    # The values of main stay out: the learner's plain state must fit into its block.
     plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
     anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
     block.write(replace(state, meta={**plain, **anew}))

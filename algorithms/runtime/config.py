@@ -11,14 +11,14 @@ TRUST = (
     "let a run that has no mark of this user use what it names: modules, arguments of environments, paths (see"
     " docs/security.md); it is marked and need not be asked for again"
 )
-"""Description of the flag `--trust`, which every command that plays or resumes runs has."""
+"""Help of `--trust`, a flag of every command that plays or resumes runs."""
 
 WITHOUT_EFFECT = {
     "train_in_background_thread": "on CUDA the next batch is uploaded while training in any case",
 }
-"""Flags of Sample Factory that are accepted for its command lines and have no counterpart -> why nothing reads them."""
+"""Flags of Sample Factory accepted without effect -> the reason."""
 
-ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # limits from which on there is none
+ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # larger limits count as no limit
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RunConfig:
         return Path(self.train_dir, self.experiments_root, self.experiment)
 
     def keep_code_out(self) -> None:
-        """Let no module be imported by this process that lies in a folder of runs."""
+        """Refuse imports of modules in folders of runs, in this process."""
         keep_out_of(Path(self.train_dir), self.run_directory)
 
     @property
@@ -125,7 +125,7 @@ class RunConfig:
 
     @property
     def incidents(self) -> Path:
-        """Return the folder of incidents, as a path that holds whatever becomes of the working directory."""
+        """Return the folder of incidents, as an absolute path."""
         return self.folder.incidents.absolute()
 
 
@@ -279,12 +279,12 @@ class SamplingConfig:
 
     @property
     def given_group_size(self) -> int:
-        """Return how many environments flags ask for in a group; 0 if they do not."""
+        """Return the environments of a group as given by flags; 0 without."""
         return self.num_envs_per_worker // max(1, self.worker_num_splits)
 
     @property
     def shares_process(self) -> bool:
-        """Return whether flags let several environments be in one process."""
+        """Return whether flags allow several environments in one process."""
         return self.num_envs_per_worker != 1 or (self.inference == "serial" and self.num_workers > 1)
 
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Generator, Tensor
 
-from appo.algorithms.runtime.devices import CaptureError, Event, SideStream
+from appo.algorithms.runtime.devices import CaptureError, DeviceEvent, SideStream
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.messages import Message, Worker
 from appo.utils.errors import ResourceError
@@ -31,7 +31,7 @@ NAP_SECONDS = 1e-4
 
 HIGH_PRIORITY = -1
 
-_registered: set[int] = set()  # addresses of arenas; a process may have several workers around one
+_registered: set[int] = set()  # addresses of arenas; several workers of a process may share an arena
 
 
 class CudaStream:
@@ -45,31 +45,31 @@ class CudaStream:
         return torch.cuda.stream(self.stream)
 
     def follow(self) -> None:
-        """Start after all that has been issued to compute."""
+        """Wait for all computing work issued so far."""
         self.stream.wait_stream(torch.cuda.current_stream())
 
     def lead(self) -> None:
-        """Let work that is issued to compute start after this."""
+        """Make later computing work wait for this stream."""
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def mark(self) -> Event:
-        """Return an event behind all that has been issued here."""
+    def mark(self) -> DeviceEvent:
+        """Return an event behind all work issued here."""
         return _event(self.stream)
 
 
 class OnStream:
-    """A worker whose work goes to a stream; the stream is not left current between two of its messages.
+    """A worker with its own stream; the stream is not current between two messages of the worker.
 
     Args:
-        worker: the worker.
-        stream: its stream.
+        worker: worker.
+        stream: stream of the worker.
     """
 
     def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
         self.worker, self.stream = worker, stream
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Handle a message as the worker does, on the stream."""
+        """Handle a message on the stream."""
         return self._issue(self.worker.handle(message))
 
     def pending(self) -> bool:
@@ -77,7 +77,7 @@ class OnStream:
         return self.worker.pending()
 
     def work(self) -> Iterator[Message]:
-        """Do one unit of the worker's work, on the stream."""
+        """Do one unit of work on the stream."""
         return self._issue(self.worker.work())
 
     def _issue(self, messages: Iterator[Message]) -> Iterator[Message]:
@@ -93,7 +93,7 @@ class CudaDevice:
     """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
 
     Args:
-        urgent: whether the work of a worker made here goes before that of others, where both wait.
+        urgent: whether work of a worker made here has priority.
 
     Raises:
         ResourceError: torch cannot use the GPU.
@@ -108,14 +108,14 @@ class CudaDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def make(self, make: Callable[[], Worker]) -> Worker:
-        """Make a worker on a stream of its own."""
+        """Make a worker with its own stream."""
         stream = torch.cuda.Stream(priority=self._priority)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             worker = make()
         return OnStream(worker, stream)
 
     def register(self, arena: Arena) -> None:
-        """Pin this process's mapping of the arena; where that is refused, copies are slower and just as right."""
+        """Pin this process's mapping of the arena; after a refusal copies are slower, with equal results."""
         address = arena.address
         if address in _registered:
             return
@@ -125,7 +125,7 @@ class CudaDevice:
             _registered.add(address)
             weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
             return
-        # The runtime keeps the error until someone asks for it: let that not be the next kernel.
+        # CUDA keeps the error until the next call. This call reports it instead of the next kernel.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.name)
         log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
@@ -134,12 +134,12 @@ class CudaDevice:
         """Make a new stream."""
         return CudaStream()
 
-    def mark(self) -> Event:
-        """Return an event behind all that has been issued to compute."""
+    def mark(self) -> DeviceEvent:
+        """Return an event behind all computing work issued."""
         return _event(torch.cuda.current_stream())
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Copy through pinned memory of its own, which torch keeps until the copy is done."""
+        """Copy through new pinned memory, which torch keeps until the copy is done."""
         if tensor.is_cuda or not tensor.numel():
             return tensor.to(self.name)
         return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(self.name, non_blocking=True)
@@ -151,11 +151,11 @@ class CudaDevice:
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
         """Capture a CUDA graph on the current stream, outside of inference mode.
 
-        What it keeps of generators, the default one among them, would be tensors of that mode, which no other capture
-        of the process could change outside of it.
+        Inside, a graph would store the state of generators, the default one included, as tensors of inference mode,
+        which no capture outside of the mode could change.
 
         Raises:
-            CaptureError: with what CUDA said.
+            CaptureError: with the message of CUDA.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
@@ -165,7 +165,7 @@ class CudaDevice:
                     function()
         except RuntimeError as error:
             self._clear_up(stream, generator)
-            cause = error.__context__ or error  # ending a capture that has failed raises once more
+            cause = error.__context__ or error  # ending a failed capture raises again
             raise CaptureError(str(cause).partition("\n")[0]) from error
         return graph.replay
 
@@ -180,11 +180,11 @@ class CudaDevice:
             _set_sync_debug_mode(before)
 
     def nap(self) -> None:
-        """Sleep for less than any kernel of interest takes."""
+        """Sleep for less than the time of a relevant kernel."""
         time.sleep(NAP_SECONDS)
 
     def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
-        """Clear up after a failed capture, which leaves its stream current, its memory and generators half captured."""
+        """Clear up after a failed capture, which leaves its stream current, and memory and generators half captured."""
         torch.cuda.set_stream(stream)
         self._pool = torch.cuda.graph_pool_handle()
         for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
@@ -194,14 +194,14 @@ class CudaDevice:
 
 
 def _unregister(address: int) -> None:
-    """Unpin memory before other memory is mapped at its address, which CUDA would take for the pages it knows."""
+    """Unpin memory before other memory is mapped at its address: CUDA would mistake the new pages for the old ones."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     _registered.discard(address)
 
 
 def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
-    """Let a graph draw from a generator: newer versions of torch do that by themselves and call this deprecated."""
+    """Register a generator with a graph; newer versions of torch do so themselves and deprecate this call."""
     if generator is not None and hasattr(graph, "register_generator_state"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -210,7 +210,7 @@ def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage while entered: a graph that is destroyed ends the capture of another."""
+    """Collect no garbage while entered: the destruction of a graph ends the capture of another."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -221,8 +221,8 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _event(stream: torch.cuda.Stream) -> Event:
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+def _event(stream: torch.cuda.Stream) -> DeviceEvent:
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting sleeps
     event.record(stream)
     return event
 

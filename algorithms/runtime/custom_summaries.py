@@ -12,17 +12,17 @@ log = logging.getLogger(__name__)
 
 
 class CustomSummaries:
-    """Calls `function(policy, statistics)`, which returns figures by tag, and then callbacks, which add some more.
+    """Calls the user's `function(policy, statistics)`, which returns figures by tag, and callbacks, which add more.
 
-    What the function raises costs its figures and one warning. It runs in main between two messages, so it should take
-    milliseconds.
+    An exception costs the figures of the call and one warning. The call runs in main between two messages, and should
+    take milliseconds.
 
     Args:
-        name: of the function, as package.module:function; empty: there is none.
-        hooks: of main, if there are any.
+        name: name of the function, as package.module:function; empty: no function.
+        hooks: callbacks of main; None without callbacks.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: the function does not exist.
     """
 
     def __init__(self, name: str, hooks: Hooks | None = None) -> None:
@@ -31,7 +31,7 @@ class CustomSummaries:
         self._warned = False
 
     def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Return new figures beside the counters and tags of a policy, as far as they are finite."""
+        """Return new finite figures beside the counters and tags of a policy."""
         found = self._figures(policy, statistics)
         if self._hooks is None:
             return found
@@ -40,7 +40,7 @@ class CustomSummaries:
         return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}
 
     def _figures(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Return the figures that the function returns."""
+        """Return the figures of the function."""
         if self._function is None:
             return {}
         try:

@@ -1,11 +1,11 @@
-"""The choice of a device by the name in `--device`."""
+"""The choice of a device by its torch name."""
 
 from appo.algorithms.runtime.cuda import CudaDevice
 from appo.algorithms.runtime.devices import Device, HostDevice
 
 
 def device_of(name: str, *, urgent: bool = False) -> Device:
-    """Return the device of a torch name; the work of workers that an `urgent` one makes goes before that of others."""
+    """Return the device of a torch name; work of workers made by an `urgent` device has priority."""
     if name == "cpu":
         return HostDevice()
 

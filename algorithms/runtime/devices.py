@@ -1,7 +1,7 @@
-"""Devices on which networks live: the runtime's protocol of them, the CPU and CUDA.
+"""Devices of networks: the interface for the runtime, and the CPU.
 
-What only CUDA needs is in `cuda.py`. Buffers, buckets, uploads and publication use this protocol alone, so that the
-same code runs on a CPU: there every copy is done when it returns, and a captured function is the function itself.
+Buffers, buckets, uploads and publication use this interface alone, and the same code runs on a CPU: every copy is done
+on return, and a captured function is the function itself. `cuda.py` implements the interface for CUDA.
 """
 
 from collections.abc import Callable
@@ -16,95 +16,80 @@ from appo.algorithms.runtime.messages import Worker
 
 
 class CaptureError(RuntimeError):
-    """An error: a function cannot be captured; it can still be called."""
+    """A function cannot be captured; it can still be called."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in the work of a device."""
 
     def query(self) -> bool:
         """Return whether the point has been reached."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until the point has been reached."""
-        ...
 
 
 class SideStream(Protocol):
-    """A stream of copies beside the stream that computes (the current one of the calling worker)."""
+    """A stream of copies beside the computing stream (the current stream of the calling worker)."""
 
     def active(self) -> AbstractContextManager[object]:
         """Issue work here while entered."""
-        ...
 
     def follow(self) -> None:
-        """Let work that is issued here from now on start after all that has been issued to compute so far."""
-        ...
+        """Make later work of this stream wait for all computing work issued so far."""
 
     def lead(self) -> None:
-        """Let work that is issued to compute from now on start after all that has been issued here so far."""
-        ...
+        """Make later computing work wait for all work issued to this stream so far."""
 
-    def mark(self) -> Event:
-        """Return an event that is reached when all that has been issued here so far is done."""
-        ...
+    def mark(self) -> DeviceEvent:
+        """Return an event behind all work issued to this stream so far."""
 
 
 class Device(Protocol):
-    """The device on which a worker's network lives.
+    """The device of a worker's network.
 
     Attributes:
-        name: as torch knows it.
-        is_host: whether its memory is that of the host, so that nothing needs to be copied to it.
+        name: torch name.
+        is_host: whether the memory is host memory, which needs no copies.
     """
 
     name: str
     is_host: bool
 
     def make(self, make: Callable[[], Worker]) -> Worker:
-        """Make a worker whose work is issued to a stream of its own."""
-        ...
+        """Make a worker with its own computing stream."""
 
     def register(self, arena: Arena) -> None:
-        """Let copies from and to the arena run without the host."""
-        ...
+        """Enable copies from and to the arena without the host."""
 
     def side_stream(self) -> SideStream:
         """Make a new side stream."""
-        ...
 
-    def mark(self) -> Event:
-        """Return an event that is reached when all that has been issued to compute so far is done."""
-        ...
+    def mark(self) -> DeviceEvent:
+        """Return an event behind all computing work issued so far."""
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on this device; the caller may overwrite the original at once and waits for nothing."""
-        ...
+        """Return the tensor on this device, without waiting; the caller may overwrite the original at once."""
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate host memory whose copies from and to the device run without the host."""
-        ...
+        """Allocate host memory for copies without the host."""
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """Return a cheap way to repeat the function on the memory it uses now; it must have run before, and is not run.
+        """Return a cheap repetition of the function on the memory in use now; the function must have run before.
 
         Args:
-            function: always does the same on tensors that stay where they are; enters inference mode itself.
-            generator: the one it draws from, besides the default one.
+            function: function that repeats the same work on permanent tensors, and enters inference mode itself.
+            generator: generator used beside the default one.
 
         Raises:
-            CaptureError: there is none.
+            CaptureError: the function cannot be captured.
         """
-        ...
 
     def strict(self) -> AbstractContextManager[object]:
-        """Raise RuntimeError, while entered, where the host waits for the device, which cannot be captured."""
-        ...
+        """Raise RuntimeError, while entered, where the host waits for the device, which prevents a capture."""
 
     def nap(self) -> None:
-        """Sleep a little: the caller has nothing to do until the device gets on."""
-        ...
+        """Sleep briefly: the caller waits for the device."""
 
 
 class _Reached:
@@ -117,24 +102,24 @@ class _Reached:
         pass
 
 
-REACHED: Event = _Reached()
+REACHED: DeviceEvent = _Reached()
 
 
 class HostStream:
-    """A side stream where every copy is done when it returns."""
+    """A side stream whose copies are done on return."""
 
     def active(self) -> AbstractContextManager[object]:
         """Change nothing."""
         return nullcontext()
 
     def follow(self) -> None:
-        """Do nothing: copies here start in order anyway."""
+        """Do nothing: copies start in order."""
 
     def lead(self) -> None:
-        """Do nothing: all that was issued here is done."""
+        """Do nothing: all copies are done."""
 
-    def mark(self) -> Event:
-        """Return an event that has been reached."""
+    def mark(self) -> DeviceEvent:
+        """Return a reached event."""
         return REACHED
 
 
@@ -148,18 +133,18 @@ class HostDevice:
         return make()
 
     def register(self, arena: Arena) -> None:
-        """Do nothing: the arena is in its memory."""
+        """Do nothing: the arena is host memory."""
 
     def side_stream(self) -> SideStream:
         """Make a stream without delay."""
         return HostStream()
 
-    def mark(self) -> Event:
-        """Return an event that has been reached."""
+    def mark(self) -> DeviceEvent:
+        """Return a reached event."""
         return REACHED
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself: it is used up before it is overwritten."""
+        """Return the tensor itself, which is used before the next write."""
         return tensor
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -175,4 +160,4 @@ class HostDevice:
         return nullcontext()
 
     def nap(self) -> None:
-        """Do nothing: no work is ever under way."""
+        """Do nothing: no work is in progress."""

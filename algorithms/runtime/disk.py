@@ -1,8 +1,8 @@
-"""Threads for a disk that may not answer: they do all that touches it, and nobody waits longer than they can bear.
+"""Threads for a disk that may not answer: all access to the disk happens there, and callers wait for a limited time.
 
-A file system on the network, or one that is frozen, keeps whoever writes to it for as long as it likes, and no signal
-ends that. Main therefore hands its writing to a `DiskThread`. The thread is a daemon: one that never comes back does
-not keep the program from ending.
+A file system on the network, or a frozen one, blocks a writing process for any time, and no signal ends the wait. Main
+therefore submits writes to a `DiskThread`. The thread is a daemon, and a blocked thread does not keep the program from
+ending.
 """
 
 import logging
@@ -18,10 +18,10 @@ from appo.utils.failpoints import failpoint
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 0.5
-"""For which somebody who has other things to do waits for the disk."""
+"""Wait of a caller with other work for the disk."""
 
 LATE_SECONDS = 5.0
-"""After which a disk that does not answer is worth a line."""
+"""Silence of the disk after which a warning is logged."""
 
 MOST_WAITING = 1000
 
@@ -31,26 +31,26 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """Does all that touches the disk, one action after another, in a thread that begins with the first of them.
+    """Executes actions on the disk one after another, in a thread started by the first action.
 
     Args:
-        name: for the failpoint `disk.<name>`, which every action passes.
+        name: name in the failpoint `disk.<name>` of every action.
 
     Attributes:
-        dropped: actions that were not done, as the disk did not answer and too many waited already.
+        dropped: number of actions dropped, because the disk did not answer and too many actions waited.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.dropped = name, 0
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._newest: Future[Any] | None = None  # the one that is done last
+        self._newest: Future[Any] | None = None  # the last one in the queue
         self._thread: threading.Thread | None = None
-        self._since = 0.0  # monotonic time at which somebody first had no patience any more
+        self._since = 0.0  # monotonic time at which a caller first stopped waiting
         self._is_said = False
 
     @property
     def is_late(self) -> bool:
-        """Return whether somebody has waited in vain for an action that is still not done."""
+        """Return whether an action outlasted its patience and is still not done."""
         if self._since and (self._newest is None or self._newest.done()):
             if self._is_said:
                 log.warning("the disk answers again, after %.0f s", time.monotonic() - self._since)
@@ -58,14 +58,14 @@ class DiskThread:
         return bool(self._since)
 
     def submit(self, action: Callable[[], T]) -> "Future[T]":
-        """Have an action done; return a future with its result or exception."""
+        """Queue an action; return a future with its result or exception."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 failpoint(f"disk.{self.name}")
                 future.set_result(action())
-            except BaseException as error:  # whoever asks for the result gets it
+            except BaseException as error:  # raised by `Future.result`
                 future.set_exception(error)
 
         self._newest = future
@@ -76,14 +76,14 @@ class DiskThread:
         return future
 
     def do(self, action: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS, *, keep: bool = True) -> T | None:
-        """Have an action done and return its result, or None when that is not there in time.
+        """Queue an action and return its result, or None if late.
 
-        While the disk does not answer nobody waits for it; once that has lasted for a while it is said.
+        While the disk does not answer, callers do not wait; after a while a warning is logged.
 
         Args:
-            action: what is done.
-            patience_seconds: for it.
-            keep: whether it is to be done in any case; without, it is left out while the disk does not answer.
+            action: action on the disk.
+            patience_seconds: longest wait for the result.
+            keep: whether the action must be done; otherwise it is dropped while the disk does not answer.
         """
         if self.is_late:
             self._say()
@@ -96,26 +96,26 @@ class DiskThread:
         try:
             return future.result(patience_seconds)
         except TimeoutError:
-            if future.done():  # the action's own
+            if future.done():  # raised by the action
                 raise
             self._since = self._since or began
             return None
 
     def finish(self, what: str, patience_seconds: float | None = None) -> bool:
-        """Wait until all is done, and end the thread; another one begins with the next action.
+        """Wait until all actions are done, and end the thread; the next action starts another.
 
         Args:
-            what: is waited for, for the line that is said when it takes long.
-            patience_seconds: after which it is given up; None: only Ctrl-C ends it.
+            what: purpose of the wait, for the log.
+            patience_seconds: longest wait; None: only Ctrl-C ends the wait.
 
         Returns:
-            Whether all is done; otherwise the thread is left to itself.
+            Whether all actions are done; otherwise the thread is abandoned.
         """
         thread, self._thread = self._thread, None
         if thread is None:
             return True
         self._queue.put(None)
-        self._queue = queue.SimpleQueue()  # who is left to itself keeps its own
+        self._queue = queue.SimpleQueue()  # an abandoned thread keeps its own
         begin, is_said = time.monotonic(), False
         while thread.is_alive():
             waited = time.monotonic() - begin
@@ -142,9 +142,9 @@ class DiskThread:
 
 
 def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
-    """Return the result of an action on the disk; `otherwise` if it takes longer, or fails for want of the disk.
+    """Return the result of an action on the disk; `otherwise` after a timeout.
 
-    A thread of its own does it, which is left behind if it does not come back.
+    The action runs in its own thread, abandoned after the timeout.
     """
     thread = DiskThread("look")
     future = thread.submit(action)

@@ -1,7 +1,7 @@
-"""The roles of a run's workers: a row each, with every fact that depends on the role alone.
+"""The roles of a run's workers: one row per role, with every fact that depends on the role alone.
 
-A further role of the runtime needs a row in `ROLES`, and a worker that `run/workers/blueprint.py` makes. An algorithm
-registers the rows of its own roles by declaring workers, see `Algorithm.workers`.
+A further role of the runtime needs a row in `ROLES`, and a worker made by `run/workers/blueprint.py`. An algorithm
+registers its own roles by declaring workers, see `Algorithm.workers`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A kind of worker. The process of a worker has the role of the first one in it.
+    """A kind of worker. A process has the role of its first worker.
 
     Attributes:
-        name: in addresses, in the names of processes and log files and in figures (`perf/<name>/...`).
-        singular, plural: for people.
-        console: begins its part of the console's line about time.
-        panel: one of them and several, in the 12 columns that the live panel has for that and a number.
-        worker: pattern of the name of a worker: `{index}` tells apart those of the role, `{member}` those of a policy.
-        runs_environments: whether foreign code runs here, which may raise, hang or start processes of its own.
-        has_network: whether it needs torch and a device.
-        cpu_placements: placements in which its network stays on the CPU whatever the device of the run.
-        trains: whether its work is counted in samples trained, and has the threads that are meant for that.
-        takes_trajectories: whether slots are handed over to it and not to the learner.
-        when_full: advice for when one of them is busy all the time; empty: there is none.
-        extra_niceness: added to `--default_niceness`.
-        long_turns: whether it keeps its core longer at a time than the kernel's default.
-        oom_score: added to the score by which the kernel chooses whom to kill when memory is short, 0 to 1000.
-        stop_share: of the time that a run has for stopping, when each must have ended.
+        name: name in addresses, process names, log files and figures (`perf/<name>/...`).
+        singular, plural: names for people.
+        console: name in the console's line about time.
+        panel: names of one worker and of several in the live panel, which has 12 columns for name and number.
+        worker: pattern of a worker's name: `{index}` numbers the workers of the role, `{member}` the workers of a
+            policy.
+        runs_environments: whether foreign code runs here, which may raise, hang or start processes.
+        has_network: whether the worker needs torch and a device.
+        cpu_placements: placements in which the network stays on the CPU whatever the device of the run.
+        trains: whether work is counted in trained samples, with the threads meant for training.
+        takes_trajectories: whether slots are handed over to the worker instead of the learner.
+        when_full: advice for a worker that is always busy; empty: none.
+        extra_niceness: addition to `--default_niceness`.
+        long_turns: whether the worker keeps its core for longer than the kernel's default.
+        oom_score: addition to the kernel's score for the choice of a victim when memory is short, 0 to 1000.
+        stop_share: share of the run's stopping time by which each process must have ended.
     """
 
     name: str
@@ -51,11 +52,11 @@ class Role:
     stop_share: float
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Role], tuple[Mapping[str, Any]]]:
-        """Travel to another process as a row that is in its table from then on."""
+        """Reach another process as a registered row."""
         return _in_table, (vars(self),)
 
     def variant(self, name: str, panel: tuple[str, str], **facts: Any) -> Role:
-        """Return the role of an algorithm's own workers, which are as those of this one but for these facts."""
+        """Return the role of an algorithm's own workers, with the facts of this role except for these."""
         words = name.replace("_", " ")
         worker = name + self.worker.removeprefix(self.name)
         return replace(
@@ -74,7 +75,7 @@ class Role:
         return self.worker.format(index=index, member=member)
 
     def full(self, processes: int) -> str:
-        """Return in words that one of that many processes is busy all the time."""
+        """Return the words for one of that many processes being always busy."""
         return f"one of {processes} {self.plural} is full" if processes > 1 else f"the {self.singular} is full"
 
 
@@ -99,7 +100,7 @@ ACTOR = Role(
     runs_environments=True,
     extra_niceness=10,
     long_turns=True,
-    oom_score=500,  # it is replaced at the smallest cost
+    oom_score=500,  # an actor is replaced at the smallest cost
     stop_share=0.4,
 )
 POLICY_WORKER = Role(
@@ -111,7 +112,7 @@ POLICY_WORKER = Role(
     worker="policy_worker_{index}.{member}",
     has_network=True,
     when_full="raise --policy_workers_per_policy",
-    cpu_placements=("local",),  # what acts inside an actor: a CUDA context in each would cost more than it saves
+    cpu_placements=("local",),  # inside actors: a CUDA context in each would cost more than it saves
     extra_niceness=2,
     oom_score=200,
     stop_share=0.5,
@@ -125,7 +126,7 @@ WRITER = Role(
     worker="writer",
     extra_niceness=15,
     oom_score=300,
-    stop_share=0.75,  # it writes the rest of what actors have left
+    stop_share=0.75,  # the writer writes the last trajectories of actors
 )
 LEARNER = Role(
     name="learner",
@@ -143,14 +144,14 @@ LEARNER = Role(
 )
 
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
-"""Every role by its name, in the order in which they are shown; a run stops them in that of `Role.stop_share`."""
+"""Every role by its name, in the order of display; a run stops roles in the order of `Role.stop_share`."""
 
 OF_RUNTIME = tuple(ROLES)
-"""Names of the roles that are the runtime's own, whatever algorithms register."""
+"""Names of the roles of the runtime itself."""
 
 
 def register(role: Role) -> Role:
-    """Add a row to the table, unless it is there already.
+    """Add a row to the table, unless present.
 
     Raises:
         ValueError: another role has this name.

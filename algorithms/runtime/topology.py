@@ -1,4 +1,4 @@
-"""Topology of a run: counts of everything, and which worker lives in which process. Pure arithmetic, no process."""
+"""Topology of a run: all counts, and the process of every worker. Pure arithmetic, no process."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,19 +15,19 @@ class Topology:
     """Counts and places. Groups and slots are numbered through the whole run.
 
     Attributes:
-        placement: where policies act: own processes, inside the actors, or everything in main.
-        num_actors: actor workers; 0: nothing is played, and there are only learners.
+        placement: where policies act: in their own processes, inside the actors, or everything in main.
+        num_actors: actor workers; 0: only learners run.
         groups_per_actor: environment groups of one actor, stepped in turn.
         slots_per_group: trajectory slots owned by one group.
         num_policies: members of the population, a learner each.
         policy_workers_per_policy: inference processes of one policy (`central` only).
         rows: agents of one group.
         rollout: steps of a trajectory.
-        colocated: whether policy workers live with their policy's learner (`central` only).
+        colocated: whether policy workers share the process of their policy's learner (`central` only).
         num_past: policies for past versions, which act and have no learner.
-        writes: whether a worker writes what is played into a dataset.
-        further: an algorithm's own roles, each with the role beside whose workers it has some, see `Algorithm.workers`.
-        apart: its roles whose workers have processes of their own, and how many, see `Algorithm.processes`.
+        writes: whether a writer stores played steps in a dataset.
+        further: roles of the algorithm, each with the role of its hosts, see `Algorithm.workers`.
+        apart: roles of the algorithm with their own processes, and the number of processes, see `Algorithm.processes`.
     """
 
     placement: Placement
@@ -46,7 +46,7 @@ class Topology:
 
     @property
     def num_acting(self) -> int:
-        """Count policies that act: those that learn, then those of past versions."""
+        """Count acting policies: learning policies, then past versions."""
         return self.num_policies + self.num_past
 
     @property
@@ -60,11 +60,11 @@ class Topology:
         return self.num_groups * self.slots_per_group
 
     def groups_of(self, actor: int) -> range:
-        """Return the groups an actor steps."""
+        """Return the groups of an actor."""
         return range(actor * self.groups_per_actor, (actor + 1) * self.groups_per_actor)
 
     def slots_of(self, group: int) -> range:
-        """Return the slots a group owns."""
+        """Return the slots of a group."""
         return range(group * self.slots_per_group, (group + 1) * self.slots_per_group)
 
     def actor_of_slot(self, slot: int) -> int:
@@ -72,16 +72,16 @@ class Topology:
         return slot // (self.slots_per_group * self.groups_per_actor)
 
     def policy_worker_of(self, policy: int, group: int) -> Address:
-        """Return the one policy worker for this policy in this group, so that recurrent state has one home."""
+        """Return the only policy worker for this policy in this group: recurrent state has one home."""
         if self.placement == "central":
             learns = policy < self.num_policies
             return Address(POLICY_WORKER.name, policy, group % self.policy_workers_per_policy if learns else 0)
         return Address(POLICY_WORKER.name, policy, group // self.groups_per_actor)
 
     def beside(self, worker: Address) -> tuple[Address, ...]:
-        """Return workers of an algorithm's own roles beside a worker: of each role one for every policy that learns.
+        """Return the algorithm's workers in a worker's process: one per role and learning policy beside an actor.
 
-        Beside a worker that is for one policy there is one for that policy.
+        Beside a worker of one policy, the result has one worker per role, for this policy.
         """
         is_actor = worker.role == ACTOR.name
         of_policies = range(self.num_policies) if is_actor else [worker.index]
@@ -95,7 +95,7 @@ class Topology:
         )
 
     def processes(self) -> dict[str, tuple[Address, ...]]:
-        """Return the workers of every process, in the order in which processes are started."""
+        """Return the workers of every process, in the order of the starts of processes."""
         places = self._of_the_runtime()
         if self.writes and self.placement == "serial":
             places = {name: (*workers, WRITER_ADDRESS) for name, workers in places.items()}
@@ -109,7 +109,7 @@ class Topology:
         return {name: (*ws, *(one for worker in ws for one in self.beside(worker))) for name, ws in places.items()}
 
     def workers_apart(self) -> list[Address]:
-        """Return workers of an algorithm's own roles with processes of their own, in the order of their numbers."""
+        """Return the algorithm's workers with their own processes, in the order of their numbers."""
         return [
             Address(role.name, p, m)
             for role, count in self.apart
@@ -119,7 +119,7 @@ class Topology:
 
     @property
     def num_takers(self) -> int:
-        """Count processes among which the trajectories of a policy are shared out; 0: there are none that take them."""
+        """Count the processes that share the trajectories of a policy; 0: the trajectories go elsewhere."""
         return sum(count for role, count in self.apart if role.takes_trajectories)
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
@@ -140,12 +140,12 @@ class Topology:
                 workers_of[str(learners[0])] += past
             else:
                 workers_of |= {str(member): (member,) for p in policies for member in members[p]}
-                workers_of |= {str(past[0]): past} if past else {}  # one process for all of them
+                workers_of |= {str(past[0]): past} if past else {}  # one process for all past versions
             return workers_of | {str(actor): (actor,) for actor in actors}
         return workers_of | {str(actor): (actor, *local[actor]) for actor in actors}
 
     def address_book(self) -> AddressBook:
-        """Return the receivers of messages; a table, as they are asked for with every message."""
+        """Return the receivers of messages, as a table, because every message is looked up."""
         actors = {actor: Address(ACTOR.name, actor) for actor in range(self.num_actors)}
         groups = range(self.num_groups)
         return AddressBook(
@@ -164,7 +164,7 @@ class Topology:
         )
 
     def _takers(self, policy: int, slot: int) -> tuple[Address, ...]:
-        """Return the workers to one of which a slot is handed over for a policy."""
+        """Return the possible receivers of a slot for a policy."""
         apart = tuple(one for one in self.workers_apart() if one.facts.takes_trajectories and one.index == policy)
         if apart:
             return apart
@@ -174,16 +174,16 @@ class Topology:
 
 
 def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, rows: int, groups: int) -> int:
-    """Return slots a group needs so that `waiting_batches` macro batches can wait while one is written.
+    """Return slots per group, enough for `waiting_batches` macro batches to wait while another is written.
 
-    The batch that is trained has been copied out of its slots.
+    The batch in training has been copied out of its slots.
 
     Args:
-        minimum: lower bound set by the user.
-        waiting_batches: 0 makes the run synchronous: every slot is handed over before training starts.
+        minimum: lower bound by the user.
+        waiting_batches: macro batches that may wait; 0: a synchronous run, with every slot handed over before training.
         batch_columns: columns of a macro batch.
         rows: columns of one slot.
-        groups: groups that share the work.
+        groups: groups of the run.
     """
     batch_slots = -(-batch_columns // rows)
     if not waiting_batches:
@@ -195,7 +195,7 @@ def check_slots(*, slots: int, rows: int, groups: int, batch_columns: int) -> No
     """Refuse a plan whose slots together can never fill a macro batch.
 
     Raises:
-        UsageError: with the numbers.
+        UsageError: too few slots; with the numbers.
     """
     columns = slots * groups * rows
     if columns < batch_columns:

@@ -92,7 +92,6 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.learning.rollback": ({NAMES}, "old incidents, removed as they are"),
     "appo.algorithms.runtime.learning.learner_worker": ({FILE}, "weights in the temporary folder, named by main"),
     "appo.algorithms.runtime.memory.learner_state": ({JSON}, "the shared memory of the run"),
-    "appo.algorithms.runtime.memory.plain_state": ({JSON}, "the door of plain states: bounded, each value checked"),
     "appo.algorithms.runtime.memory.state_files": ({JSON}, "the door of checkpoints: bounded headers, each checked"),
     "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
     "appo.algorithms.tools.filming": (

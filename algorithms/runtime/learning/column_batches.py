@@ -14,17 +14,17 @@ from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
 class ColumnBatches(BatchSource):
-    """Batches of one policy from whole columns, each used once.
+    """Fills batches of one policy with whole columns of slots, each used once.
 
     Args:
-        staging: memory of the batches; it says where their columns come from.
-        policy: whose steps count.
-        columns: trajectories per macro batch.
-        max_policy_lag: a column whose oldest valid step was acted this many versions ago is discarded.
+        staging: memory of the batches, with the source of the columns.
+        policy: policy whose steps count.
+        columns: trajectories of a macro batch.
+        max_policy_lag: lag, in versions, from which a column is discarded; the oldest valid step of a column decides.
         hold: release slots only after training (synchronous runs of a single policy).
-        num_policies: a column without a step of `policy` is skipped.
-        rounds: take slots in rounds, one of every group in the order of the groups, and release a round as a whole
-            (lockstep; there is one slot for each group); else first in, first out.
+        num_policies: policies of the run; a column without a step of `policy` is skipped.
+        rounds: take slots in rounds, one slot of every group in the order of the groups, and release whole rounds
+            (lockstep, with one slot for each group); otherwise first in, first out.
     """
 
     staged_samples = 0
@@ -52,7 +52,7 @@ class ColumnBatches(BatchSource):
         self.staging.allocate(columns)
 
     def add(self, message: TrajectoryReady) -> None:
-        """Queue a slot unless the message is of an earlier hand-over."""
+        """Queue a slot; a message of an earlier hand-over is dropped."""
         if message.sequence == self.trajectories.sequence[message.slot]:
             self.queue.append(message)
             self.trajectories_seen += 1
@@ -61,16 +61,16 @@ class ColumnBatches(BatchSource):
             self.queue = deque(sorted(self.queue))
 
     def resize(self, columns: int) -> None:
-        """Make batches of so many columns, from the next one on that is begun."""
+        """Set the number of columns, from the next batch on."""
         self._next_columns = columns
 
     def weights_replaced(self) -> None:
-        """Discard the columns in the batch that is being filled."""
+        """Discard the columns in the unfinished batch."""
         self.discarded += self.staged_samples
         self.filled = self.staged_samples = 0
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Copy waiting columns into the batch until it is full; release the slots that are used up."""
+        """Copy waiting columns into the batch until the batch is full; release slots without unused columns."""
         yield from self._release_free()
         if not self.filled and self._next_columns != self.num_columns:
             self.num_columns = self._next_columns
@@ -99,7 +99,7 @@ class ColumnBatches(BatchSource):
             yield from self._release_lacking()
 
     def take(self) -> Batch | None:
-        """Return the batch when it is full and has arrived, else None; it is overwritten later, see `staging`."""
+        """Return a full batch whose copies have arrived, else None; `staging` limits the life of the memory."""
         if self.filled < self.num_columns:
             return None
         batch = self.staging.take()
@@ -115,7 +115,7 @@ class ColumnBatches(BatchSource):
         return entered
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Release the slots that were held during training, those of rounds when the whole round is used up."""
+        """Release the slots held during training; a round is released after its last slot is used up."""
         if self.rounds and self.queue:
             return
         for message in self.held:
@@ -124,9 +124,9 @@ class ColumnBatches(BatchSource):
         yield from self._release_free()
 
     def _release_lacking(self) -> Iterator[SlotReleased]:
-        """Release as many slots as fill the batch: with every slot of the run held, nothing could arrive.
+        """Release as many slots as fill the batch: with every slot of the run held, no slot could arrive.
 
-        What more slots would bring would wait for the next batch, acted by older weights. A round goes as a whole.
+        Further slots would bring columns for the next batch, acted by older weights. A round is released as a whole.
         """
         rows = self.trajectories.valid.shape[2]
         count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // rows)
@@ -137,7 +137,7 @@ class ColumnBatches(BatchSource):
 
     @property
     def waiting(self) -> int:
-        """Return how many slots are not used up, of rounds only complete ones, or still read; a late batch counts."""
+        """Return the number of slots not used up or still read; a late batch counts, a partial round does not."""
         complete = not self.rounds or len(self.queue) + len(self.held) == len(self.trajectories.owner)
         arriving = self.staging.on_their_way + (self.staging.late and self.filled == self.num_columns)
         return arriving + (len(self.queue) if complete else 0)
@@ -149,7 +149,7 @@ class ColumnBatches(BatchSource):
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
 
     def _next_column(self, message: TrajectoryReady) -> int:
-        """Return the first column of a hand-over that no batch has had, nor one of a dead learner in this place."""
+        """Return the first unused column of a hand-over; columns used by a dead learner count as used."""
         return columns_used(self.trajectories, message)
 
     def _mine(self, slot: int) -> Array:
@@ -161,7 +161,7 @@ class ColumnBatches(BatchSource):
         return valid & acted
 
     def _fresh(self, slot: int, start: int, version: int) -> Array:
-        """Return columns from `start` on that hold a step of this policy and none that is too old."""
+        """Return columns from `start` on with a step of this policy and without a step too old."""
         mine = self._mine(slot)[:, start:]
         acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
         fresh = version - acted.min(axis=0) < self.max_policy_lag
@@ -169,7 +169,7 @@ class ColumnBatches(BatchSource):
         return usable + start
 
     def _copy(self, slot: int, columns: Array) -> int:
-        """Copy columns of a slot to the end of the batch; return the valid steps in them."""
+        """Copy columns of a slot to the end of the batch; return the number of valid steps copied."""
         if not len(columns):
             return 0
         whole = columns[-1] - columns[0] + 1 == len(columns)

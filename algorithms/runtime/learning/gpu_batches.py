@@ -1,4 +1,4 @@
-"""Batches in device memory: slots are copied to it as they come, while the batch before is trained on."""
+"""Batches in device memory: slots are copied to the device on arrival, during the training of the batch before."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from appo.algorithms.runtime.devices import REACHED, Device, Event
+from appo.algorithms.runtime.devices import REACHED, Device, DeviceEvent
 from appo.algorithms.runtime.learning.batches import Batch, named_fields
 from appo.algorithms.runtime.learning.staging import staging_for
 from appo.algorithms.runtime.memory.arena import Array
@@ -14,21 +14,21 @@ from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import TrajectoryReady
 
 COUNTED = ("valid", "num_frames", "policy_version")
-"""Fields that are counted before a batch is trained on. They are small and stay on the host until then."""
+"""Small fields, counted before training on a batch; they stay on the host until then."""
 
 BUFFERS = 2
 
 
 class DeviceStaging:
-    """Memory of batches on a device with a memory of its own.
+    """Memory for batches on a device.
 
-    A slot is uploaded as a whole, in one copy per field, and its columns are picked there. It is free when the
-    device has passed the event behind its copies. There are two batches of memory: one is filled while the other is
-    trained on, and uploads into one wait, on the device, for the training that still reads it.
+    A slot is uploaded as a whole, in one copy per field, and the device picks the columns. The slot is free after the
+    event behind its copies. Memory has room for two batches: one is filled during the training on the other. Uploads
+    into a batch wait, on the device, for the training on that batch.
 
     Args:
-        trajectories: the shared arrays.
-        device: of the batches.
+        trajectories: shared arrays.
+        device: device of the batches.
     """
 
     late = True
@@ -37,23 +37,23 @@ class DeviceStaging:
         self.trajectories, self.device, self.stream = trajectories, device, device.side_stream()
         self.sources: dict[str, Array] = named_fields(trajectories)
         self._slots = {name: torch.from_numpy(a) for name, a in self.sources.items() if name not in COUNTED}
-        self._uploads: deque[tuple[Event, TrajectoryReady]] = deque()
+        self._uploads: deque[tuple[DeviceEvent, TrajectoryReady]] = deque()
         self._uploaded, self._current = REACHED, 0
         self.buffers: list[dict[str, Tensor]] = []
         self.counts: dict[str, Array] = {}
 
     def allocate(self, columns: int) -> None:
-        """Make memory for batches of so many columns: on the host for tensors to count, twice on the device."""
-        self.stream.lead()  # what is still copied into earlier buffers must not end up in what takes their place
+        """Allocate memory for batches of this size: counted fields on the host, the others twice on the device."""
+        self.stream.lead()  # copies into earlier buffers must not reach memory allocated in their place
         self.buffers = [
             {name: self._buffer_for(self.sources[name], columns) for name in self._slots} for _ in range(BUFFERS)
         ]
         self._uploaded, self._current = REACHED, 0
         self.counts = {name: staging_for(self.sources[name], columns) for name in COUNTED}
-        self.stream.follow()  # the buffers exist before anything is copied into them
+        self.stream.follow()  # the buffers exist before the copies into them
 
     def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
-        """Issue the copies of columns of a slot to `start` and behind."""
+        """Issue the copies of columns of a slot to `start`."""
         end = start + mine.shape[1]
         for name, counts in self.counts.items():
             counts[:, start:end] = self.sources[name][slot][:, index]
@@ -66,14 +66,14 @@ class DeviceStaging:
         self._uploaded = self.stream.mark()
 
     def take(self) -> Batch | None:
-        """Return the batch when all of it has arrived; its memory is used again by the batch after the next.
+        """Return the batch after its copies have arrived; the batch after the next uses the memory again.
 
-        What is counted is on the host and overwritten by the next copies, the rest on the device.
+        Counted fields are on the host and overwritten by the next copies, all others are on the device.
         """
         if not self._uploaded.query():
             return None
         self.stream.lead()
-        self.stream.follow()  # the buffer that is filled next was read by the training issued last
+        self.stream.follow()  # the training issued last read the buffer filled next
         buffer = self.buffers[self._current]
         self._current = (self._current + 1) % BUFFERS
         return Batch.of({**buffer, **{name: torch.from_numpy(a) for name, a in self.counts.items()}})
@@ -83,17 +83,17 @@ class DeviceStaging:
         return self.counts["valid"], self.counts["num_frames"]
 
     def give_back(self, message: TrajectoryReady) -> None:
-        """Note a slot of which all copies have been issued."""
+        """Note a slot after issuing its last copy."""
         self._uploads.append((self.stream.mark(), message))
 
     def given_back(self) -> Iterator[TrajectoryReady]:
-        """Yield the slots whose copies are done, in the order in which they were given back."""
+        """Yield the slots with finished copies, in order."""
         while self._uploads and self._uploads[0][0].query():
             yield self._uploads.popleft()[1]
 
     @property
     def on_their_way(self) -> int:
-        """Return how many slots the device still reads."""
+        """Return the number of slots still read by the device."""
         return len(self._uploads)
 
     def _buffer_for(self, source: Array, columns: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""A ring of gradients: workers beside the actors compute them, and the learner applies them one by one.
+"""A ring of gradients: workers beside the actors compute gradients, and the learner applies them one by one.
 
-They lie in a ring in the arena, an entry for each trajectory. An entry is committed, and later applied or dropped, by
-one store of its number; the slot is released after the commit. So whoever is killed, a successor finds what is left to
-do, and no trajectory is learned from or counted twice.
+The ring in the arena has an entry for each trajectory. A single store of its number commits an entry, and a later store
+applies or drops the entry. The slot is released after the commit. After a kill at any point the replacement finds the
+remaining work, and no trajectory is learned from or counted twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from appo.algorithms.runtime.messages import Address, SlotReleased, TrajectoryRe
 from appo.algorithms.runtime.roles import Role
 
 PLACES = 4
-"""Entries of an actor that there is memory for: entry n is in place n % PLACES, the first one is 1."""
+"""Places for entries of an actor: entry n is in place n % PLACES; the first entry is 1."""
 
 GRADIENT, FIGURES = "gradient", "figures"
-"""In `Batch.recorded` of an entry."""
+"""Names in `Batch.recorded` of an entry."""
 
 
-class Note(NamedTuple):
-    """The numbers of an entry beside its gradient; steps and frames are totals of the actor with this entry."""
+class GradientNote(NamedTuple):
+    """The numbers of an entry beside its gradient; samples and frames are totals of the actor, this entry included."""
 
     samples: int
     frames: int
@@ -38,14 +38,14 @@ class Note(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Steps and frames that were dropped, as totals of an actor with an entry."""
+    """Samples and frames dropped, as totals of an actor with an entry."""
 
     samples: int = 0
     frames: int = 0
 
 
 class Before(NamedTuple):
-    """Counts from before this start; they are known as soon as a learner has started."""
+    """Counts from before this start; `known` is 1 after the first learner has started."""
 
     samples: int
     env_steps: int
@@ -57,8 +57,8 @@ class GradientRing:
     """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads.
 
     Args:
-        arena: the shared memory.
-        policy: whose gradients.
+        arena: shared memory.
+        policy: policy of the gradients.
     """
 
     def __init__(self, arena: Arena, policy: int) -> None:
@@ -73,24 +73,24 @@ class GradientRing:
         return [
             Field(f"gradients.{policy}.vector", (num_actors, PLACES, num_weights), "float32"),
             Field(f"gradients.{policy}.figures", (num_actors, PLACES, num_figures), "float64"),
-            Field(f"gradients.{policy}.note", (num_actors, PLACES, len(Note._fields)), "int64"),
+            Field(f"gradients.{policy}.note", (num_actors, PLACES, len(GradientNote._fields)), "int64"),
             Field(f"gradients.{policy}.committed", (num_actors, 16), "int64"),  # a row has cache lines of its own
             Field(f"gradients.{policy}.dropped", (num_actors, PLACES, len(Dropped._fields)), "int64"),
-            Field(f"gradients.{policy}.applied", (num_actors, 16), "int64"),  # those that are dropped included
+            Field(f"gradients.{policy}.applied", (num_actors, 16), "int64"),  # dropped entries included
             Field(f"gradients.{policy}.before", (len(Before._fields),), "int64"),
         ]
 
     def waiting(self) -> Array:
-        """Return how many entries of each actor are committed and not applied, [A]."""
+        """Return the number of committed entries of each actor not yet applied, [A]."""
         waiting: Array = self._committed[:, 0] - self._applied[:, 0]
         return waiting
 
     def has_room(self, actor: int) -> bool:
-        """Return whether an entry of the actor can be committed; the last applied one stays, as it holds the totals."""
+        """Return whether an entry can be committed; the last applied entry stays, because it contains the totals."""
         return bool(self.waiting()[actor] < PLACES - 1)
 
     def holds(self, actor: int, slot: int, sequence: int) -> bool:
-        """Return whether the last entry of the actor is of this hand-over: then only its release has been lost."""
+        """Return whether the last entry of the actor is of this hand-over: then only the release was lost."""
         return self._last(self._committed, actor)[2:4] == (slot, sequence)
 
     def commit(
@@ -99,28 +99,28 @@ class GradientRing:
         """Add an entry.
 
         Args:
-            actor: whose trajectories these are; there must be room.
-            gradient: [N] of the parameters, with N <= P.
-            figures: [M] numbers that the learner needs beside it, with M <= F.
-            batch: what it was computed from.
-            message: the hand-over of the slot.
-            version: of the weights it was computed with.
+            actor: actor of the trajectories, with room for an entry.
+            gradient: gradient [N] of the parameters, with N <= P.
+            figures: numbers [M] for the learner beside the gradient, with M <= F.
+            batch: batch of the gradient.
+            message: hand-over of the slot.
+            version: version of the weights used.
         """
         number, last = int(self._committed[actor, 0]) + 1, self._last(self._committed, actor)
         samples = last.samples + int(batch.valid.sum())
         frames = last.frames + int(batch.num_frames[batch.valid].sum())
         self._vector[actor, number % PLACES, : len(gradient)] = gradient
         self._figures[actor, number % PLACES, : len(figures)] = figures
-        self._note[actor, number % PLACES] = Note(samples, frames, message.slot, message.sequence, version)
+        self._note[actor, number % PLACES] = GradientNote(samples, frames, message.slot, message.sequence, version)
         barrier()
         self._committed[actor, 0] = number
 
     def next_version(self, actor: int) -> int:
-        """Return the version of the weights of the next entry of an actor, which must be there."""
+        """Return the version of the weights of the next entry of an actor, which must exist."""
         return self._entry(actor, int(self._applied[actor, 0]) + 1).version
 
     def apply(self, actor: int) -> Batch:
-        """Take the next entry of an actor off; return a batch of its steps [1, B] with gradient [P] and figures [F]."""
+        """Remove the next entry of an actor; return a batch of its steps [1, B] with gradient [P] and figures [F]."""
         number = int(self._applied[actor, 0]) + 1
         samples, version = self._samples_and_frames(actor, number)[0], self._entry(actor, number).version
         recorded = {
@@ -133,39 +133,39 @@ class GradientRing:
         return Batch({}, none, valid, none, none, none, none, none, recorded, versions, none)
 
     def drop(self, actor: int) -> None:
-        """Take the next entry of an actor off, and never apply it."""
+        """Remove the next entry of an actor without applying the gradient."""
         number = int(self._applied[actor, 0]) + 1
         self._take_off(actor, number, Dropped(*self._samples_and_frames(actor, number)))
 
     def unapplied_samples(self) -> int:
-        """Return the steps in the entries that wait."""
+        """Return the number of steps in waiting entries."""
         return self._totals(self._committed)[0] - self._totals(self._applied)[0]
 
     def applied_totals(self) -> tuple[int, int]:
-        """Return samples and env steps in the entries that are applied, those from before this start included."""
+        """Return samples and env steps in applied entries, earlier starts included."""
         (samples, frames), dropped = self._totals(self._applied), self._totals_dropped()
         before = Before(*self.before.tolist())
         return before.samples + samples - dropped.samples, before.env_steps + frames - dropped.frames
 
     def discarded_total(self) -> int:
-        """Return samples in the entries that were dropped, and all that was discarded before this start."""
+        """Return samples in dropped entries, samples discarded in earlier starts included."""
         return Before(*self.before.tolist()).discarded + self._totals_dropped().samples
 
     def _take_off(self, actor: int, number: int, dropped: Dropped) -> None:
-        """Store the steps that were dropped with this entry, then its number."""
+        """Store the totals dropped with this entry, then its number."""
         self._dropped[actor, number % PLACES] = self._dropped[actor, (number - 1) % PLACES] + dropped
         barrier()
         self._applied[actor, 0] = number
 
-    def _entry(self, actor: int, number: int) -> Note:
-        return Note(*self._note[actor, number % PLACES].tolist())
+    def _entry(self, actor: int, number: int) -> GradientNote:
+        return GradientNote(*self._note[actor, number % PLACES].tolist())
 
     def _samples_and_frames(self, actor: int, number: int) -> tuple[int, int]:
-        """Return steps and frames of an entry alone."""
+        """Return samples and frames of an entry alone."""
         entry, previous = self._entry(actor, number), self._entry(actor, number - 1)
         return entry.samples - previous.samples, entry.frames - previous.frames
 
-    def _last(self, ends: Array, actor: int) -> Note:
+    def _last(self, ends: Array, actor: int) -> GradientNote:
         return self._entry(actor, int(ends[actor, 0]))
 
     def _totals(self, ends: Array) -> tuple[int, int]:
@@ -179,19 +179,19 @@ class GradientRing:
 
 
 class GradientSource(BatchSource):
-    """Gives a learner one gradient after the other, as `recorded` of a batch that has nothing else.
+    """Gives a learner one gradient after another, in `recorded` of a batch without other contents.
 
-    A step counts as a sample when the gradient that it is part of is applied, as discarded when that is dropped for its
-    age. The counts follow from the ring, so that a kill between two stores makes none of them wrong. Where weights
-    are replaced, gradients of the former weights are too old by their versions.
+    A step counts as a sample when its gradient is applied, as discarded when its gradient is dropped. All counts follow
+    from the ring, and stay right after a kill between two stores. After a replacement of the weights, gradients of the
+    former weights are too old by their versions.
 
     Args:
-        ring: where the gradients are.
-        policy: that learns.
-        trajectories: the slots, which others release.
-        block: of the learner's state.
-        role: of the workers that compute gradients, woken when there is room; they are beside actors.
-        max_policy_lag: a gradient of weights that are so many versions old is dropped.
+        ring: ring of gradients.
+        policy: policy of the learner.
+        trajectories: slots, released by other workers.
+        block: state block of the learner.
+        role: role of the workers computing gradients beside actors; they are woken when an entry becomes free.
+        max_policy_lag: lag of the weights, in versions, from which a gradient is dropped.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class GradientSource(BatchSource):
         """Return a gradient of the actor with most of them, or None."""
         waiting = self.ring.waiting()
         self._actor = int(waiting.argmax())
-        if not waiting[self._actor] or self._is_old(self._actor):  # come since `fill`, which drops it the next time
+        if not waiting[self._actor] or self._is_old(self._actor):  # arrived since `fill`; the next `fill` drops it
             return None
         return self.ring.apply(self._actor)
 

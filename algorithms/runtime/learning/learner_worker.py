@@ -1,10 +1,10 @@
-"""The learner worker: feeds batches to a learner, publishes its weights and keeps its state block; knows no loss."""
+"""The learner worker: feeds batches to a learner, publishes weights and writes the state block; contains no loss."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -52,11 +52,11 @@ STATE_SECONDS = 1.0
 
 
 class Learner(Protocol):
-    """Trains one policy; knows no process.
+    """Trains one policy, independent of processes.
 
     Attributes:
-        flat: the network with all its weights in one vector.
-        version: of the weights, counted from 1.
+        flat: network with all weights in one vector.
+        version: version of the weights, counted from 1.
         updates: optimizer steps so far.
     """
 
@@ -65,32 +65,26 @@ class Learner(Protocol):
     updates: int
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
-        """Train on a batch; yields after each optimizer step, having raised `version` and `updates`.
+        """Train on a batch; raise `version` and `updates` and yield after each optimizer step.
 
-        What is yielded goes to the source of the batch.
+        The source of the batch receives every value yielded, unless None.
         """
-        ...
 
     def configure(self, config: Any) -> None:
-        """Follow other flags of the algorithm from now on, between two batches."""
-        ...
+        """Use other flags of the algorithm from now on; called between two batches."""
 
     def metrics(self) -> dict[str, float]:
-        """Return means since the last call, and `skipped_in_a_row` as it is now, if an update can be skipped."""
-        ...
+        """Return means since the last call; also the present `skipped_in_a_row`, if updates can be skipped."""
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Return everything that training continues from, its vectors in memory that is given, or in new one."""
-        ...
+        """Return everything needed to continue training, with vectors in the given memory, or in new memory."""
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state."""
-        ...
 
     @property
     def layout(self) -> StateLayout:
         """Return names, sizes and types of the vectors of `state`, and the numbers of a new learner."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,17 +92,17 @@ class TrainingPlan:
     """The settings of a learner worker.
 
     Attributes:
-        budget: training stops when its env steps or samples are reached.
-        max_policy_lag: by which (and one) the version is raised when weights are restored, so that no older trajectory
-            is taken for a fresh one.
-        device: of the learner.
-        max_skipped_updates: in a row, before training goes back to the last good state.
-        incidents: folder for what a run that cannot go on leaves behind; None: a trial leaves nothing.
-        alone: no other policy is trained that would play with this one, so that it ends with its budget.
-        pause_env_steps: training stops here too, whatever is left of the budget; None: it does not.
-        version_env_steps: after so many, each time, a past version is due; 0: never.
-        measures_lag: newer weights make a batch worse; batches from files and from a replay have no such age.
-        metrics: names of the metrics that the algorithm describes; None: of any name.
+        budget: limits in env steps and samples.
+        max_policy_lag: restored weights raise the version by `max_policy_lag` + 1, which makes older trajectories too
+            old.
+        device: device of the learner.
+        max_skipped_updates: skipped updates in a row before a rollback to the last good state.
+        incidents: folder for incidents; None: a trial writes no incident.
+        alone: whether the policy has no opponents or partners in training; a policy alone stops at its budget.
+        pause_env_steps: env steps at which training stops whatever the budget; None: no pause.
+        version_env_steps: env steps between past versions; 0: no past versions.
+        measures_lag: whether the age of steps is reported; steps from files and replays have no such age.
+        metrics: names of the metrics that the algorithm describes; None: any name.
     """
 
     budget: Budget
@@ -122,49 +116,27 @@ class TrainingPlan:
     measures_lag: bool = True
     metrics: Collection[str] | None = None
 
-    def passes_version(self, before: int, after: int) -> bool:
-        """Return whether a past version is due between these env steps, which no crash can change."""
-        period = self.version_env_steps
-        return period > 0 and before // period != after // period
-
     def reached(self, env_steps: int, samples: int) -> bool:
         """Return whether training stops."""
         paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
         return paused or self.budget.trained(env_steps, samples)
 
 
-class _PolicyLag:
-    """The policy lag of batches since it was last taken: the age of their steps, in updates."""
-
-    def __init__(self) -> None:
-        self._total = self._samples = self._largest = 0
-        self._smallest: int | None = None
-
-    def add(self, lag: Tensor) -> None:
-        """Take in the lag of some steps [N]."""
-        self._total += int(lag.sum())
-        self._samples += len(lag)
-        if len(lag):
-            smallest, largest = (int(end) for end in torch.aminmax(lag))
-            self._smallest = smallest if self._smallest is None else min(self._smallest, smallest)
-            self._largest = max(self._largest, largest)
-
-    def take(self) -> dict[str, float]:
-        """Return mean, minimum and maximum, if there were steps; then begin anew."""
-        total, samples, smallest, largest = self._total, self._samples, self._smallest, self._largest
-        self._total = self._samples = self._largest = 0
-        self._smallest = None
-        if smallest is None:
-            return {}
-        ends = {"train/policy_lag_min": smallest, "train/policy_lag_max": largest}
-        return {"train/policy_lag_mean": total / samples, **ends}
+def _policy_lag(lags: Sequence[Tensor]) -> dict[str, float]:
+    """Return mean, minimum and maximum of policy lags [N], in updates; {} without steps."""
+    lag = torch.cat(list(lags)) if lags else torch.empty(0)
+    if not len(lag):
+        return {}
+    smallest, largest = (int(end) for end in torch.aminmax(lag))
+    ends = {"train/policy_lag_min": smallest, "train/policy_lag_max": largest}
+    return {"train/policy_lag_mean": int(lag.sum()) / len(lag), **ends}
 
 
 def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the totals of a learner that replaces one that died, and counts to which its batches add theirs.
+    """Return the totals of a learner replacing a dead one, and the counts added to the counts of its batches.
 
-    The steps in the batch that was being filled are discarded. Those used after the last save were learned from in
-    vain: they are counted as lost, and stay counted as samples, as no counter goes back.
+    Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in the samples,
+    because no counter decreases.
     """
     lost = noted["lost"] + noted["used"] - saved["used"]
     totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches", "used")}, "lost": lost}
@@ -188,12 +160,12 @@ def _saved_counts(state: LearnerState) -> dict[str, int]:
 
 
 class LearnerMemory(NamedTuple):
-    """The memory in the arena of a policy's learner, which the learner that takes its place finds there.
+    """The memory of a policy's learner in the arena; a replacement finds the contents.
 
     Attributes:
-        ring: where weights are published.
-        block: where the state is kept; if it holds one, training continues from it.
-        ledger: what else a learner finds that takes the place of a dead one.
+        ring: ring of published weights.
+        block: state block; a learner continues from a stored state.
+        ledger: counts and released slots.
     """
 
     ring: WeightRing
@@ -207,27 +179,25 @@ class LearnerMemory(NamedTuple):
 
 
 class Member(Protocol):
-    """Makes the policy of a learner worker a member of a population."""
+    """Connects the policy of a learner worker with a population."""
 
     def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> Message:
-        """Carry out an order of main between two batches; return the answer."""
-        ...
+        """Execute an order of main between two batches; return the answer."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the values that are saved with the weights, in one piece."""
-        ...
+        """Return the values saved with the weights."""
 
 
 class LearnerWorker:
-    """Trains one policy on what its batch source delivers.
+    """Trains one policy on the batches of a source.
 
     Args:
-        address: of this worker; its index is the policy.
-        plan: what it is told once.
-        learner: the algorithm.
-        batches: where batches come from.
-        memory: what outlives it.
-        member: lets main change the policy while it trains, where there are several.
+        address: address of this worker; the index is the policy.
+        plan: settings.
+        learner: learner of the algorithm.
+        batches: source of batches.
+        memory: memory in the arena, which outlives the worker.
+        member: receiver of the orders of main in a population.
     """
 
     def __init__(
@@ -245,22 +215,22 @@ class LearnerWorker:
         self.publisher = Publisher(ring, learner.flat.flat, self.device)
         zero = dict.fromkeys(("env_steps", "samples", "batches", "lost", "used"), 0)
         self.totals: dict[str, int] = {**zero, **batches.counts()._asdict()}
-        self._lag = _PolicyLag()
+        self._lags: list[Tensor] = []  # policy lag [N] of the steps since the last report
         self.rollback_rule = RollbackRule(plan.max_skipped_updates)
-        self.stopped = self._refused = False  # refused: the latest state, as it was not finite
+        self.stopped = self._refused = False  # refused: whether the latest state was not finite
         if (state := block.read()) is not None:
             learner.restore(state)
             self.totals |= _saved_counts(state)
         if state is not None or ring.published:
-            # Weights of another run begin like new ones: nothing has acted with them here.
+            # Weights of another run begin like new ones: no step of this run was acted with them.
             before = max(learner.version * (state is not None), ring.published)
             learner.version = before + plan.max_policy_lag + 1 if before else 1
-        self._before = {"discarded": self.totals["discarded"]}  # counts to which those of `batches` are added
+        self._before = {"discarded": self.totals["discarded"]}  # counts added to the counts of `batches`
         replaces = any(ledger.noted().values())
         if replaces:
             self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
             learner.updates = ledger.noted()["updates"]
-        self._heard = self.totals["env_steps"]  # that have been looked at for versions that are due
+        self._heard = self.totals["env_steps"]  # env steps already checked for due versions
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
@@ -269,7 +239,7 @@ class LearnerWorker:
             self._note()
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Note a trajectory, or answer main."""
+        """Add a trajectory, or answer main."""
         match message:
             case TrajectoryReady():
                 if self.ledger.accept(message):
@@ -285,15 +255,15 @@ class LearnerWorker:
                 state = self.learner.state()
                 state.weights[:] = np.fromfile(path, np.float32)
                 self.go_on_from(state)
-                Path(path).unlink()  # which is the answer
+                Path(path).unlink()  # the answer to main
             case Stop():
                 self.stopped = True
-                self._enter()  # what those who have stopped before have handed on last
+                self._enter()  # last steps of the workers stopped before
                 yield self.save()
                 yield self._report()
 
     def _begin(self) -> Iterator[Message]:
-        """Settle the hand-overs of a predecessor; main must know what was learned before this start."""
+        """Settle the hand-overs of a predecessor; report to main the totals from before this start."""
         for unsettled in self.ledger.unsettled():
             if isinstance(unsettled, SlotReleased):
                 yield unsettled
@@ -302,28 +272,28 @@ class LearnerWorker:
         yield self._report()
 
     def pending(self) -> bool:
-        """Return whether there is something to copy or to train on."""
+        """Return whether something waits to be copied or trained on."""
         waiting = self.batches.waiting > 0 or self.publisher.busy
         return waiting and not self.stopped and not (self.plan.alone and self._budget_reached())
 
     def work(self) -> Iterator[Message]:
-        """Fill the batch and, if that makes it full, train on it and publish after every optimizer step.
+        """Fill the batch; train on a full batch, and publish after every optimizer step.
 
-        Beyond its budget a policy still plays with and against others that learn. Its batches are discarded then: the
-        others need the slots.
+        Beyond its budget a policy still plays with and against learning policies, which need the slots. The worker
+        discards its batches.
         """
         spent = self._budget_reached()
         clock.enter(COPYING)
         self.publisher.poll()
         yield from self._released(self.batches.fill(self.learner.version))
-        batch = self.batches.take()  # waits, where the learner reads data itself, for its reader
+        batch = self.batches.take()  # waits for the reader, if the learner reads files
         clock.enter(FRAMEWORK)
         if spent:
             self._before["discarded"] += self.batches.entered().samples
             if batch is not None:
                 yield from self._released(self.batches.trained())
         elif batch is None:
-            self._enter()  # a replay's steps, of which no batch may be due
+            self._enter()  # steps of a replay, perhaps without a batch
             self.device.nap()
         else:
             yield from self._train(batch)
@@ -339,8 +309,8 @@ class LearnerWorker:
     def _train(self, batch: Batch) -> Iterator[Message]:
         """Train on a batch and publish after every optimizer step."""
         if not self.block.writes:
-            self.save()  # there is a state to go back to from the first update on
-        # Before the batch, or the last would train at rate 0.
+            self.save()  # a rollback needs a state from the first update on
+        # Progress before the batch: else the last batch would train at rate 0.
         progress = self.totals["env_steps"] / self.plan.budget.env_steps
         self._count(batch)
         self._note()
@@ -356,18 +326,19 @@ class LearnerWorker:
             clock.enter(TRAINING)
         clock.enter(FRAMEWORK)
         if self.batches.hold:
-            self.publisher.flush()  # who goes on sampling then does so with the new weights
+            self.publisher.flush()  # sampling continues with the new weights
         yield from self._released(self.batches.trained(feedback))
 
     def _versions_due(self) -> Iterator[VersionDue]:
-        """Say when env steps have passed those after which a past version is due."""
+        """Report when env steps have passed a multiple of the period of past versions."""
         before, self._heard = self._heard, self.totals["env_steps"]
-        if self.plan.passes_version(before, self._heard):
+        period = self.plan.version_env_steps  # a fixed grid, which no crash can change
+        if period > 0 and before // period != self._heard // period:
             self.save(asked=False)
             yield VersionDue(self.address.index)
 
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
-        """Go back to the last good state after too many skipped updates; NumericsError when that has not helped."""
+        """Roll back after too many skipped updates; raise NumericsError if rollbacks have not helped."""
         verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
         if verdict is Verdict.GO_ON:
             return
@@ -376,13 +347,13 @@ class LearnerWorker:
             table, policy = self.learner.flat.table, self.address.index
             raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
         state = self.block.read()
-        assert state is not None  # since before the first batch
+        assert state is not None  # written before the first batch
         log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
         self.totals["lost"] += self.totals["used"] - _saved_counts(state)["used"]
         self.go_on_from(state)
 
     def go_on_from(self, state: LearnerState) -> None:
-        """Replace the weights: steps that were acted with others are too old for them."""
+        """Replace the weights, and raise the version until steps acted with the old weights are too old."""
         self.batches.weights_replaced()
         version, updates = self.learner.version, self.learner.updates
         self.learner.restore(state)
@@ -392,7 +363,7 @@ class LearnerWorker:
         self._note()
 
     def _released(self, messages: Iterator[SlotReleased | Wake]) -> Iterator[SlotReleased | Wake]:
-        """Yield the messages of the source; releases are noted before they are sent, and the counts with them."""
+        """Yield the messages of the source; releases and counts are noted before a release is sent."""
         for message in messages:
             if isinstance(message, SlotReleased):
                 self.ledger.release(message)
@@ -408,19 +379,19 @@ class LearnerWorker:
         return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
 
     def _count(self, batch: Batch) -> None:
-        """Count a batch: the steps that are new, all that are used, and how old they are in updates.
+        """Count a batch: new steps, used steps and their age in updates.
 
-        A part of a batch counts with the last one: until then its steps are staged.
+        Steps of a partial batch are staged, and count with the last part.
         """
         entered = self._enter()
         self.totals["batches"] += entered.whole
         if entered.whole:
             self.totals["used"] += int(batch.valid.sum()) + entered.earlier
         if self.plan.measures_lag:
-            self._lag.add((self.learner.version - batch.policy_version)[batch.valid])
+            self._lags.append((self.learner.version - batch.policy_version)[batch.valid])
 
     def _enter(self) -> Entered:
-        """Count, and return, the steps that have entered training since the last time."""
+        """Count, and return, the steps that have entered training since the last call."""
         entered = self.batches.entered()
         self.totals["samples"] += entered.samples
         self.totals["env_steps"] += entered.env_steps
@@ -428,7 +399,7 @@ class LearnerWorker:
         return entered
 
     def save(self, *, asked: bool = True) -> StateSaved:
-        """Write the state if it is good; unasked not after a skipped update, of which its weights may be the cause."""
+        """Write a finite state; unasked, not after a skipped update, perhaps caused by these weights."""
         before = clock.enter(COPYING)
         state = self._state(self.block.begin())
         is_finite = state.is_finite
@@ -442,7 +413,7 @@ class LearnerWorker:
         return StateSaved(self.address.index, self.totals["env_steps"])
 
     def _state(self, into: dict[str, Array]) -> LearnerState:
-        """Return the state to save, its vectors where they are to be."""
+        """Return the state to save, with vectors in the given memory."""
         state = self.learner.state(into)
         self._refresh_totals()
         state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
@@ -463,7 +434,8 @@ class LearnerWorker:
             names = ", ".join(sorted(unknown))
             raise UsageError(f"`metrics` of the algorithm does not describe {names}, which its learner reports")
         metrics = {f"train/{name}": value for name, value in found.items()}
-        metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **self._lag.take()}
+        metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **_policy_lag(self._lags)}
+        self._lags = []
         metrics |= self.batches.metrics()
         if self.totals["used"] != self.totals["samples"]:
             metrics["train/replay_ratio"] = self.totals["used"] / max(1, self.totals["samples"])

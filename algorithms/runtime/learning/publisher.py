@@ -5,28 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from appo.algorithms.runtime.devices import Device, Event
+from appo.algorithms.runtime.devices import Device, DeviceEvent
 from appo.algorithms.runtime.memory.weights import WeightRing
 
 
 class Publisher:
-    """Publishes a vector that lives on a device. On the host that is done at once.
+    """Publishes a vector on a device; on the host at once, elsewhere by a copy during training.
 
-    One publication is under way at a time. When a newer version comes meanwhile, it follows; versions in between are
-    never seen by anybody.
+    One publication is in progress at a time. The newest version requested meanwhile follows; versions in between are
+    skipped.
 
     Args:
-        ring: where weights are published.
-        flat: [P] the weights; whenever a method is called, they are those of the version published last.
-        device: where they live.
+        ring: ring for the weights.
+        flat: weights [P]; at every call of a method, the weights of the version published last.
+        device: device of the weights.
     """
 
     def __init__(self, ring: WeightRing, flat: Tensor, device: Device) -> None:
         self.ring, self.flat = ring, flat
         self.wanted = self.started = 0
-        self._event: Event | None = None
+        self._event: DeviceEvent | None = None
         self._stream = device.side_stream()
-        # Training changes the weights while they are copied out; the host's copy is done before it goes on.
+        # Training changes the weights during the copy; on the host the copy ends before training continues.
         self._snapshot = flat if device.is_host else torch.empty_like(flat)
 
     @property
@@ -35,12 +35,12 @@ class Publisher:
         return self._event is not None or self.wanted > self.started
 
     def publish(self, version: int) -> None:
-        """Publish the weights, which are those of `version` now, as soon as possible."""
+        """Publish the present weights as `version`, as soon as possible."""
         self.wanted = version
         self.poll()
 
     def poll(self) -> None:
-        """Get on with publishing."""
+        """Finish a publication whose copy has arrived, and start the next."""
         self._finish()
         if self._event is None and self.wanted > self.started:
             self._start()

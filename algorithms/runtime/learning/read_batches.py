@@ -8,16 +8,16 @@ from appo.algorithms.runtime.memory.ownership import LearnerLedger
 
 
 class ReadBatches(BatchSource):
-    """Batches that are read in the learner's process, of a run without actors: there are no slots.
+    """Reads batches in the process of the learner, for runs without actors and slots.
 
-    The place that is read is the number of samples so far. The learner worker keeps it: in its ledger for a learner
-    that takes its place, in the state for a later start. So all of them read on where the last one was. While the
-    learner trains on a batch, a thread reads the one that follows it.
+    The position in the files is the number of samples. The learner worker stores the number in its ledger for a
+    replacement and in the state for a later start, and both continue reading there. A thread reads the next batch
+    during training.
 
     Args:
-        read: returns the batch of so many columns that follows so many samples; the first argument is the samples.
-        columns: of a batch.
-        ledger: of the learner, who notes its counts in it before every `take`.
+        read: function of samples and columns, which returns the batch of so many columns at this position.
+        columns: columns of a batch.
+        ledger: ledger of the learner, updated before every `take`.
     """
 
     waiting = 1
@@ -33,7 +33,7 @@ class ReadBatches(BatchSource):
         return BatchCounts(0, 0, 0, 0, 0)
 
     def take(self) -> Batch:
-        """Return the next batch, and let the one behind it be read."""
+        """Return the next batch, and begin to read the batch behind."""
         place = self.ledger.noted()["samples"], self.columns
         reading = self._ahead[1] if self._ahead and self._ahead[0] == place else self._reading(place)
         batch = reading.result()
@@ -44,14 +44,13 @@ class ReadBatches(BatchSource):
         return batch
 
     def _reading(self, place: tuple[int, int]) -> "Future[Batch]":
-        """Let the batch behind so many samples, of so many columns, be read; whatever is being read comes first."""
         return self._thread.submit(self.read, *place)
 
     def entered(self) -> Entered:
-        """Return the steps of the batch, once: every step that is read counts."""
+        """Return the steps of the batch, once: every step read counts."""
         entered, self._entered = self._entered, Entered()
         return entered
 
     def resize(self, columns: int) -> None:
-        """Make batches of so many columns from now on."""
+        """Set the number of columns from now on."""
         self.columns = columns

@@ -1,4 +1,4 @@
-"""Rollbacks: when training goes back to its last good state, when that is of no use, and what is kept of it then."""
+"""Rollbacks: the return to the last good state, the end after useless rollbacks, and the incident saved then."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from appo.utils.errors import NumericsError, ResourceError
 MAX_ROLLBACKS = 3
 MAX_INCIDENTS = 3
 SKIPPED_IN_A_ROW = "skipped_in_a_row"
-"""Among the metrics and in the plain state of a learner: updates skipped since the last one that was not."""
+"""Name, in metrics and plain state of a learner, of the number of updates skipped since the last good one."""
 
 
 class Verdict(Enum):
@@ -32,11 +32,11 @@ class Verdict(Enum):
 
 @dataclass
 class RollbackRule:
-    """The rule that many skipped updates in a row roll back, and `MAX_ROLLBACKS` without a good update give up.
+    """The rule: many skipped updates in a row roll back; `MAX_ROLLBACKS` rollbacks without a good update end the run.
 
     Attributes:
-        max_skipped: in a row, before a rollback.
-        rollbacks: so far.
+        max_skipped: skipped updates in a row before a rollback.
+        rollbacks: rollbacks so far.
     """
 
     max_skipped: int
@@ -49,7 +49,7 @@ class RollbackRule:
 
         Args:
             skipped_in_a_row: updates since the last good one, or since the rollback after it.
-            updates: of the learner so far, skipped ones included.
+            updates: updates of the learner so far, skipped ones included.
         """
         if skipped_in_a_row < updates - self._updates:  # one since the last rollback was good
             self._in_vain = 0
@@ -66,15 +66,15 @@ class RollbackRule:
 def giving_up(
     reason: str, folder: Path | None, policy: int, state: LearnerState, table: Table, batch: Batch
 ) -> NumericsError:
-    """Keep a batch on which no update is finite, and the learner it was met with; return the error that ends the run.
+    """Save a batch without finite updates, and its learner; return the error that ends the run.
 
     Args:
-        reason: in words.
-        folder: of all incidents of the run; None: nothing is kept.
-        policy: of the learner.
-        state: of the learner; stored as in a checkpoint.
+        reason: description of the failure.
+        folder: folder of all incidents of the run; None: nothing is saved.
+        policy: policy of the learner.
+        state: state of the learner; stored as in a checkpoint.
         table: name and shape of every weight.
-        batch: the one trained last.
+        batch: batch of the last update.
     """
     reason = f"{reason}, also after {MAX_ROLLBACKS} rollbacks to the last good state"
     if folder is None:
@@ -84,13 +84,13 @@ def giving_up(
     try:
         path = checkpoint_files.save(folder, name, {**encode(state, table), **_encode_batch(batch, words)})
         _remove_oldest(folder)
-    except ResourceError as error:  # a full disk must not hide why the run ends
+    except ResourceError as error:  # a full disk must not hide the reason
         return NumericsError(f"{reason}; batch and weights are not kept: {error}")
     return NumericsError(f"{reason}; batch and weights are in {path}")
 
 
 def _encode_batch(batch: Batch, words: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files of an incident that a checkpoint does not have."""
+    """Return the files of an incident beyond the files of a checkpoint."""
     arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
     not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
     words = {**words, "not_finite": not_finite}

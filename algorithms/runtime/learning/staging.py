@@ -1,4 +1,4 @@
-"""Memory of the batches that are filled from slots."""
+"""Memory for batches filled from slots, on the host."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,51 +14,44 @@ from appo.algorithms.runtime.messages import TrajectoryReady
 
 
 class Staging(Protocol):
-    """Memory of the batches of `ColumnBatches`: columns are copied into it, slots go back when nothing reads them.
+    """Memory for the batches of `ColumnBatches`. Columns are copied in; a slot is free after its last copy.
 
     Attributes:
-        trajectories: the shared arrays that are copied from.
-        late: whether copies arrive later, so that `take` has to be tried again.
+        trajectories: shared arrays, the source of the copies.
+        late: whether copies arrive later, which makes `take` return None for a while.
     """
 
     trajectories: Trajectories
     late: bool
 
     def allocate(self, columns: int) -> None:
-        """Make memory for batches of so many columns."""
-        ...
+        """Allocate memory for batches of this size."""
 
     def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
-        """Copy columns of a slot to `start` and behind; `mine` [T, columns] are the steps of the policy that trains."""
-        ...
+        """Copy columns of a slot to `start`; `mine` [T, columns] masks the steps of the policy in training."""
 
     def take(self) -> Batch | None:
-        """Return the batch that is full, or None while a copy is on its way."""
-        ...
+        """Return the full batch, or None while a copy is in progress."""
 
     def counted(self) -> tuple[Array, Array]:
-        """Return the tensors that are counted of the batch that `take` returned last: valid and num_frames, [T, B]."""
-        ...
+        """Return valid and num_frames, [T, B], of the batch last returned by `take`, on the host."""
 
     def give_back(self, message: TrajectoryReady) -> None:
-        """Note a slot of which nothing more is copied."""
-        ...
+        """Note a slot without further copies."""
 
     def given_back(self) -> Iterator[TrajectoryReady]:
-        """Yield slots, each once, that no copy reads any more."""
-        ...
+        """Yield slots, each once, after their last copy has finished."""
 
     @property
     def on_their_way(self) -> int:
-        """Return how many slots were given back and are still read."""
-        ...
+        """Return the number of slots given back and still read."""
 
 
 class HostStaging:
-    """Memory on the host for one batch: a slot is free as soon as it is copied.
+    """Memory on the host for one batch: a slot is free as soon as its columns are copied.
 
     Args:
-        trajectories: the shared arrays.
+        trajectories: shared arrays.
     """
 
     late = False
@@ -70,18 +63,18 @@ class HostStaging:
         self.batch: dict[str, Array] = {}
 
     def allocate(self, columns: int) -> None:
-        """Make memory for batches of so many columns."""
+        """Allocate memory for batches of this size."""
         self.batch = {name: staging_for(array, columns) for name, array in self.sources.items()}
 
     def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
-        """Copy columns of a slot to `start` and behind."""
+        """Copy columns of a slot to `start`."""
         end = start + mine.shape[1]
         for name, staging in self.batch.items():
             staging[:, start:end] = self.sources[name][slot][:, index]
         self.batch["valid"][:, start:end] = mine
 
     def take(self) -> Batch:
-        """Return the batch; it is overwritten by the next copies."""
+        """Return the batch; the next copies overwrite the memory."""
         return Batch.of({name: torch.from_numpy(array) for name, array in self.batch.items()})
 
     def counted(self) -> tuple[Array, Array]:
@@ -89,11 +82,11 @@ class HostStaging:
         return self.batch["valid"], self.batch["num_frames"]
 
     def give_back(self, message: TrajectoryReady) -> None:
-        """Note a slot of which nothing more is copied."""
+        """Note a slot without further copies."""
         self._free.append(message)
 
     def given_back(self) -> Iterator[TrajectoryReady]:
-        """Yield the slots that were given back: nothing reads them."""
+        """Yield the slots given back."""
         while self._free:
             yield self._free.popleft()
 

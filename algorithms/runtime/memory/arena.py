@@ -1,8 +1,8 @@
-"""One nameless shared memory region per run, and the arrays that live in it.
+"""A nameless shared memory region per run, and the arrays in the region.
 
-The region is a memfd: it has no name to leak, no 64 MB container limit, and its pages are reserved before the run
-starts (`posix_fallocate`), so that too little memory is an error at start-up and not a bus error hours later. Fields
-that fill during the run lie at the end and are reserved by who fills them.
+The region is a memfd. No name can be left behind, and the 64 MB limit of containers does not apply. Pages are reserved
+before the run starts (`posix_fallocate`): too little memory is an error at the start and not a bus error hours later.
+Fields that fill during the run are at the end, and the filling process reserves their pages.
 """
 
 import errno
@@ -22,17 +22,17 @@ Array = NDArray[Any]
 # Two cache lines: the adjacent-line prefetcher makes 64 bytes too few to keep writers apart.
 ALIGNMENT = 128
 
-RESERVED_BYTES = 16 << 20  # that are reserved at a time of a field that fills
+RESERVED_BYTES = 16 << 20  # reserved at a time, for a field that fills
 
 
 class Field(NamedTuple):
     """An array to place in the arena.
 
     Attributes:
-        name: in the arena.
-        shape: of the array.
+        name: name in the arena.
+        shape: shape of the array.
         dtype: a numpy name.
-        fills: its memory is not reserved at the start: `Arena.reserve` must have been called before it is written.
+        fills: whether memory is reserved later: `Arena.reserve` must be called before a write.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Field(NamedTuple):
 
 
 def offsets(fields: Sequence[Field], start: int = 0) -> tuple[list[int], int]:
-    """Return the aligned byte offset of every field from `start` on, and the size of the whole in bytes."""
+    """Return the aligned byte offset of every field from `start` on, and the total size in bytes."""
     places, end = [], start
     for field in fields:
         places.append(end)
@@ -56,14 +56,14 @@ def offsets(fields: Sequence[Field], start: int = 0) -> tuple[list[int], int]:
 
 
 def _divided(fields: Sequence[Field]) -> tuple[list[Field], list[Field], int]:
-    """Return fields reserved at the start, those that fill, and where the latter begin, on a page of their own."""
+    """Return fields reserved at the start, fields that fill, and the begin of the latter, on a page boundary."""
     at_start, filling = ([f for f in fields if f.fills is fills] for fills in (False, True))
     _, end = offsets(at_start)
     return at_start, filling, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE if filling else end
 
 
 class Arena:
-    """Named arrays over one memory region, shared with every process the arena is passed to at its start."""
+    """Named arrays in one memory region, shared with every process that receives the arena at its start."""
 
     def __init__(self, fields: Sequence[Field], descriptor: int) -> None:
         self.fields = tuple(fields)
@@ -78,10 +78,10 @@ class Arena:
 
     @classmethod
     def create(cls, fields: Sequence[Field]) -> "Arena":
-        """Map the memory of the fields, zero-filled, and reserve all but the fields that fill later.
+        """Map zero-filled memory for the fields, and reserve all but the fields that fill.
 
         Raises:
-            ResourceError: the memory cannot be had.
+            ResourceError: too little memory.
         """
         _, filling, reserved = _divided(fields)
         nbytes = offsets(filling, reserved)[1]
@@ -96,14 +96,14 @@ class Arena:
 
     @property
     def address(self) -> int:
-        """Return where this process has mapped the region."""
+        """Return the address of the region in this process."""
         return int(np.frombuffer(self._memory, np.uint8, 1).ctypes.data)
 
     def reserve(self, name: str, nbytes: int) -> None:
-        """Reserve the first bytes of a field that fills, before they are written; those after them a little early.
+        """Reserve the first bytes of a field that fills, and a few more, before a write.
 
         Raises:
-            ResourceError: the memory cannot be had.
+            ResourceError: too little memory.
         """
         start, reserved = self._reserved[name]
         if start + nbytes > reserved:
@@ -112,15 +112,15 @@ class Arena:
             self._reserved[name] = start, end
 
     def clear(self) -> None:
-        """Fill all of it with zeros, as it was at first; nobody else may use it."""
+        """Fill the arena with zeros; no other process may use the arena meanwhile."""
         np.frombuffer(self._memory, np.uint8, self.reserved_nbytes).fill(0)
-        if self.reserved_nbytes < self.nbytes:  # what fills is given back
+        if self.reserved_nbytes < self.nbytes:  # fields that fill give their memory back
             os.ftruncate(self.descriptor, self.reserved_nbytes)
             os.ftruncate(self.descriptor, self.nbytes)
             self._reserved = {name: (start, start) for name, (start, _) in self._reserved.items()}
 
     def __getitem__(self, name: str) -> Array:
-        """Return the array of that name; writes are seen by every process."""
+        """Return the array of that name; every process sees writes."""
         return self._arrays[name]
 
     def __contains__(self, name: str) -> bool:
@@ -137,7 +137,7 @@ class Arena:
 
 
 def _reserve(descriptor: int, start: int, nbytes: int, whole: int) -> None:
-    """Take memory for a part of the region, of which messages say how large the whole is (ResourceError)."""
+    """Reserve part of the region; the message of a ResourceError contains the size of the whole."""
     try:
         os.posix_fallocate(descriptor, start, nbytes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Heartbeats: every process writes into the arena what it does and since when."""
+"""Heartbeats: every process writes its activity and the time of the last change into the arena."""
 
 import time
 from enum import IntEnum
@@ -8,7 +8,7 @@ from appo.algorithms.runtime.memory.arena import Arena, Field
 
 
 class Activity(IntEnum):
-    """The activities of a process that its heartbeat names."""
+    """The activities of a process."""
 
     STARTING = 0
     RESETTING = 1
@@ -18,15 +18,15 @@ class Activity(IntEnum):
 
 
 class Pulse(NamedTuple):
-    """A heartbeat as read by somebody else; times are monotonic seconds.
+    """A heartbeat as read by another process; times are monotonic seconds.
 
     Attributes:
-        activity: what the process does.
-        since: when it last began a unit of that, a wait or a turn, or to make or reset an environment.
-        began: when it began to do nothing but that.
+        activity: present activity.
+        since: begin of the last unit: a wait, a turn, or making or resetting an environment.
+        began: begin of the present activity.
         turns: units so far.
-        peer: number of the worker at the other end of the queue in which it is; None: it is in none.
-        entered: when it entered that queue.
+        peer: number of the worker at the other end of the queue in use; None: no queue is in use.
+        entered: time of entering the queue.
     """
 
     activity: Activity
@@ -37,13 +37,13 @@ class Pulse(NamedTuple):
     entered: float
 
     def not_before(self, moment: float) -> "Pulse":
-        """Return the pulse as if nothing had begun before a moment: while nobody runs, nobody hangs."""
+        """Return the pulse with no time before `moment`: a suspended machine is no hang."""
         times = {name: max(moment, getattr(self, name)) for name in ("since", "began", "entered")}
         return self._replace(**times)
 
 
 class Heartbeat:
-    """The heartbeat of a process: a row in the arena, 128 bytes long so that no two writers share a cache line."""
+    """The heartbeat of a process: a row in the arena of 128 bytes, on separate cache lines."""
 
     def __init__(self, arena: Arena, row: int) -> None:
         self._row = arena["heartbeat"][row]
@@ -55,7 +55,7 @@ class Heartbeat:
         return Field("heartbeat", (num_processes, 16), "int64")
 
     def beat(self, activity: Activity) -> None:
-        """Say which activity begins now."""
+        """Record the begin of a unit of an activity."""
         now = time.monotonic_ns()
         if activity is not self._activity:
             self._activity = activity
@@ -64,20 +64,20 @@ class Heartbeat:
         self._row[2] += 1
 
     def alive(self) -> None:
-        """Say that the process gets on with its activity."""
+        """Record progress in the present activity."""
         self._row[1] = time.monotonic_ns()
 
     def clear(self) -> None:
-        """Say that a process is started, in whose place there may have been another one before."""
+        """Record the start of a process, perhaps in the place of an earlier one."""
         self._row[4] = 0
         self.beat(Activity.STARTING)
 
     def enter_queue(self, peer: int) -> None:
-        """Say in which queue this process is now: if it dies holding its mutex, all others are stopped in there."""
+        """Record the queue this process enters: if the process dies inside, its mutex may block the peer for ever."""
         self._row[4:6] = (peer + 1, time.monotonic_ns())
 
     def leave_queue(self) -> None:
-        """Say that the process has left the queue."""
+        """Record that the process has left the queue."""
         self._row[4] = 0
 
     def read(self) -> Pulse:

@@ -1,7 +1,7 @@
 """The state of a learner, which must not be lost: double-buffered in the arena.
 
-The learner writes it about once a second and on request; a restarted learner and the checkpoint writer read it, so
-saving never stalls training and the death of a learner costs about a second.
+The learner writes the state about once a second and on request. A replacement learner and the checkpoint writer read
+the state: saving never stalls training, and the death of a learner costs about a second.
 """
 
 import json
@@ -24,12 +24,12 @@ READ_ATTEMPTS = 50
 
 
 class Vector(NamedTuple):
-    """A vector of a learner's state. A checkpoint stores one of float32 with a value for every weight by their names.
+    """A vector of a learner's state. Checkpoints store float32 vectors as long as the weights by the names of weights.
 
     Attributes:
         size: number of values.
         dtype: a numpy name.
-        inherited: `--init_from` takes it over; all others begin with zeros.
+        inherited: whether `--init_from` copies the vector; all others begin with zeros.
     """
 
     size: int
@@ -38,16 +38,16 @@ class Vector(NamedTuple):
 
 
 WEIGHTS = "weights"
-"""The vector that acts: every layout has it."""
+"""Name of the vector used for acting, which every layout has."""
 
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The layout of a learner's state beside its counters; memory is reserved and checkpoints are checked by it.
+    """The layout of a learner's state, by which memory is reserved and checkpoints are checked.
 
     Attributes:
-        vectors: by name, `WEIGHTS` first.
-        numbers: plain values with which a new learner begins.
+        vectors: vectors by name, `WEIGHTS` first.
+        numbers: plain values of a new learner.
     """
 
     vectors: Mapping[str, Vector]
@@ -59,7 +59,7 @@ class LearnerState:
     """A learner's state as arrays and plain values.
 
     Attributes:
-        vectors: by name, as the algorithm's `StateLayout` has them; "weights" [P] is always there.
+        vectors: arrays by name, as in the algorithm's `StateLayout`; "weights" [P] is always present.
         meta: counters, schedules and random state, as JSON values.
     """
 
@@ -73,18 +73,18 @@ class LearnerState:
 
     @property
     def is_finite(self) -> bool:
-        """Return whether training can go on from it: a single NaN in a vector would spread for ever."""
+        """Return whether training can continue: a single NaN in a vector would spread to all weights."""
         with np.errstate(invalid="ignore"):  # a sum is not finite if one of its terms is not, and takes no memory
             return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in self.vectors.values() if a.dtype.kind == "f")
 
 
 def empty_vectors(vectors: Mapping[str, Vector]) -> dict[str, Array]:
-    """Return memory for the vectors of a state, not filled."""
+    """Return uninitialized memory for the vectors of a state."""
     return {name: np.empty(one.size, one.dtype) for name, one in vectors.items()}
 
 
 class StateBlock:
-    """The state of one policy's learner. One writer; readers never wait for it."""
+    """The state of one policy's learner in the arena. One writer; readers never block the writer."""
 
     def __init__(self, arena: Arena, policy: int) -> None:
         self._arena = arena
@@ -97,7 +97,7 @@ class StateBlock:
 
     @staticmethod
     def declare(policy: int, vectors: Mapping[str, Vector]) -> list[Field]:
-        """Return the arena fields of one policy whose state has these vectors."""
+        """Return the arena fields of one policy with these vectors."""
         return [
             *(Field(f"state.{policy}.vectors.{name}", (2, one.size), one.dtype) for name, one in vectors.items()),
             Field(f"state.{policy}.meta", (2, META_BYTES), "uint8"),
@@ -111,11 +111,11 @@ class StateBlock:
 
     @property
     def writes(self) -> int:
-        """Return how many writes were completed so far."""
+        """Return the number of completed writes."""
         return int(self._latest[0])
 
     def write(self, state: LearnerState) -> None:
-        """Replace the older of the two copies and make it the latest.
+        """Replace the older copy and make it the latest.
 
         Raises:
             ValueError: the plain values do not fit.
@@ -125,14 +125,14 @@ class StateBlock:
         self.commit(state.meta)
 
     def begin(self) -> dict[str, Array]:
-        """Return the vectors of the older copy, which is lost; values written there are the latest after `commit`."""
+        """Return the vectors of the older copy, to be overwritten; `commit` makes the new values the latest."""
         number = self.writes + 1
         self._sequence[number % 2] = 2 * number - 1
         barrier()
         return {name: vector[number % 2] for name, vector in self._vectors.items()}
 
     def commit(self, meta: Mapping[str, Any]) -> None:
-        """Make the vectors that have been written since `begin` the latest, with these plain values.
+        """Make the vectors written since `begin` the latest, with these plain values.
 
         Raises:
             ValueError: the plain values do not fit.
@@ -153,7 +153,7 @@ class StateBlock:
         """Return a consistent copy of the latest state; None before the first write.
 
         Raises:
-            RuntimeError: the writer overtook every attempt, which two writes a second cannot do.
+            RuntimeError: the writer overtook every attempt, impossible at two writes a second.
         """
         for _ in range(READ_ATTEMPTS):
             number = self.writes
@@ -180,8 +180,8 @@ class ModelDescription:
 
     Attributes:
         table: name and shape of every weight, in the order of the flat vector.
-        rnn_state_size: H.
-        layout: of the learner's state.
+        rnn_state_size: number of recurrent values, H.
+        layout: layout of the learner's state.
     """
 
     table: Table
@@ -195,13 +195,13 @@ class ModelDescription:
 
     @property
     def limit(self) -> Limit:
-        """Return the largest size of a checkpoint whose state fits here, headers of files and plain values included."""
+        """Return the size limit of checkpoints of this model, headers and plain values included."""
         vectors = sum(vector.size * np.dtype(vector.dtype).itemsize for vector in self.layout.vectors.values())
         return Limit(2 * vectors + LARGEST_PLAIN, "it belongs to another model")
 
 
 def named(vector: Array, table: Table) -> dict[str, Array]:
-    """Return the views of a flat vector [P] that a table describes."""
+    """Return views of a flat vector [P] by name, as the table describes."""
     views, start = {}, 0
     for name, shape in table:
         size = int(np.prod(shape, dtype=np.int64))
@@ -211,10 +211,10 @@ def named(vector: Array, table: Table) -> dict[str, Array]:
 
 
 def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
-    """Return the flat vector [P] of all weights of a model by name, as somebody has given them.
+    """Return the flat vector [P] of all weights of a model, given by name.
 
     Raises:
-        UsageError: a name or a shape is not the model's, or one is missing.
+        UsageError: a name or a shape is not in the model, or one is missing.
     """
     expected = dict(table)
     for name in [*weights, *expected]:

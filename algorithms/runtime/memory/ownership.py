@@ -18,7 +18,7 @@ from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 
 
 def take_back(trajectories: Trajectories, slots: Sequence[int]) -> list[int]:
-    """Return the slots of a group that are its own, those included whose release nobody has noted."""
+    """Return the slots owned by their group, slots with an unnoted release included."""
     t = trajectories
     for slot in slots:
         for policy in policies_in(int(t.owner[slot])):
@@ -28,7 +28,7 @@ def take_back(trajectories: Trajectories, slots: Sequence[int]) -> list[int]:
 
 
 def handed_over(trajectories: Trajectories, slots: Sequence[int], generation: int) -> Iterator[TrajectoryReady]:
-    """Yield every hand-over of these slots that a learner has not released, once more."""
+    """Yield again every hand-over of these slots not released by a learner."""
     for slot in slots:
         for policy in policies_in(int(trajectories.owner[slot])):
             sequence, taker = int(trajectories.sequence[slot]), int(trajectories.taker[slot])
@@ -41,20 +41,20 @@ def policies_in(owner: int) -> list[int]:
 
 
 def note_columns_used(trajectories: Trajectories, message: TrajectoryReady, columns: int) -> None:
-    """Note that the first `columns` columns of a hand-over are in a batch, or discarded; one store names it, too."""
+    """Note that the first `columns` columns of a hand-over are used or discarded, in one store with the sequence."""
     rows = trajectories.valid.shape[2]
     trajectories.columns_used[message.slot, message.policy] = message.sequence * (rows + 1) + columns
 
 
 def columns_used(trajectories: Trajectories, message: TrajectoryReady) -> int:
-    """Return how many columns of a hand-over are used."""
+    """Return the number of used columns of a hand-over."""
     rows = trajectories.valid.shape[2]
     sequence, columns = divmod(int(trajectories.columns_used[message.slot, message.policy]), rows + 1)
     return columns if sequence == message.sequence else 0
 
 
 class LearnerLedger:
-    """The ledger that a learner keeps in the arena of the slots it has, and of its counts."""
+    """A learner's record in the arena: released slots and counts."""
 
     NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost", "used")
 
@@ -63,7 +63,7 @@ class LearnerLedger:
         self._accepted = np.zeros(len(trajectories.sequence), np.int64)
 
     def accept(self, message: TrajectoryReady) -> bool:
-        """Return whether a hand-over is current and is seen for the first time."""
+        """Return whether a hand-over is current and new."""
         t, slot, sequence = self.trajectories, message.slot, message.sequence
         current = sequence == t.sequence[slot] and t.released[slot, self.policy] < sequence
         if not current or self._accepted[slot] == sequence:
@@ -72,11 +72,11 @@ class LearnerLedger:
         return True
 
     def release(self, message: SlotReleased) -> None:
-        """Note a release before it is sent."""
+        """Note a release before sending the message."""
         self.trajectories.released[message.slot, self.policy] = message.sequence
 
     def unsettled(self) -> Iterator[TrajectoryReady | SlotReleased]:
-        """Yield hand-overs that are not released, and releases that were perhaps not heard."""
+        """Yield unreleased hand-overs, and releases whose message may be lost."""
         t, policy = self.trajectories, self.policy
         for slot in np.flatnonzero(t.owner >> policy & 1).tolist():
             sequence = int(t.sequence[slot])
@@ -86,24 +86,24 @@ class LearnerLedger:
                 yield TrajectoryReady(policy, slot, sequence, 0)
 
     def note(self, counts: Mapping[str, int]) -> None:
-        """Keep the counts of `NAMES`."""
+        """Store the counts of `NAMES`."""
         self.trajectories.learner_counts[self.policy, : len(self.NAMES)] = [counts[name] for name in self.NAMES]
 
     def noted(self) -> dict[str, int]:
-        """Return the counts last kept; all 0 if this learner is the first in its place."""
+        """Return the counts last stored; all 0 for the first learner in this place."""
         return dict(zip(self.NAMES, self.trajectories.learner_counts[self.policy].tolist(), strict=False))
 
 
 class SlotBoard:
-    """A board of hand-overs and releases in the arena, for workers in processes of their own that take trajectories.
+    """A board of hand-overs and releases in the arena, for processes that take trajectories without a queue.
 
-    Between them and actors there is no queue, so that none can be left locked: who notes something in a slot wakes the
-    other one, which looks at all slots.
+    A killed process cannot leave a lock behind. The process that changes a slot wakes its partner, and the partner
+    looks at all slots.
 
     Args:
-        arena: the shared memory.
-        takers: (policy, number) of those that take trajectories here.
-        slots: of the actors here.
+        arena: shared memory.
+        takers: (policy, number) of the workers here that take trajectories.
+        slots: slots of the actors here.
     """
 
     def __init__(self, arena: Arena, takers: Sequence[tuple[int, int]], slots: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ class SlotBoard:
         self._seen = np.zeros((len(self.takers), len(self._sequence)), np.int64)
 
     def handed_over(self) -> Iterator[TrajectoryReady]:
-        """Yield the hand-overs to workers here that have not been yielded and of which no release is noted."""
+        """Yield new hand-overs to workers here, unless a release is noted."""
         for number, (policy, taker) in enumerate(self.takers):
             sequence = self._sequence.copy()
             mine = (self._owner >> policy & 1 > 0) & (self._taker == taker)
@@ -122,7 +122,7 @@ class SlotBoard:
                 yield TrajectoryReady(policy, int(slot), int(sequence[slot]), 0, taker)
 
     def released(self) -> Iterator[SlotReleased]:
-        """Yield the releases of slots of actors here that they have not taken back."""
+        """Yield releases of slots of actors here that the actors have not taken back."""
         for policy in range(self._released.shape[1]) if len(self.slots) else ():
             is_owned = self._owner[self.slots] >> policy & 1 > 0
             is_released = self._released[self.slots, policy] == self._sequence[self.slots]

@@ -16,24 +16,24 @@ COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
 LARGEST_COUNT = 2**53
 
 LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
-"""Bytes of a state.json and lists and mappings in it: windows of statistics may hold many episodes."""
+"""Most bytes, and most lists and mappings, of a state.json: windows of statistics may contain many episodes."""
 
 MAX_BYTES = (1 << 16) - 8
-"""Of a learner's own, as JSON."""
+"""Most bytes of a learner's own values, as JSON."""
 
 OF_MAIN = ("progress", "best")
-"""What main keeps beside the learner's values: how the policy played, and what makes a checkpoint the best."""
+"""Values of main beside the values of the learner: statistics of the policy, and the metric of a best checkpoint."""
 
 
 def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the values in a state.json.
+    """Return the checked values of a state.json.
 
     Args:
-        text: of the file.
-        numbers: values of the learner that must be there.
+        text: contents of the file.
+        numbers: names of required values of the learner.
 
     Raises:
-        CheckpointError: it is no JSON, or something in it is not what it must be.
+        CheckpointError: no JSON, or a value of the wrong kind.
     """
     if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
         raise CheckpointError("state.json holds more than any state does")
@@ -65,16 +65,12 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
 
 
 def _check_traits(traits: object) -> None:
-    """Check names, kinds and sizes; whether this run can learn with the values is for others to say."""
+    """Check names, kinds and sizes; the run checks the values later."""
     if not isinstance(traits, dict) or not traits.keys() <= {one.name for one in fields(PolicyTraits)}:
         raise _wrong(KEY)
     mappings = [traits.get(name, {}) for name in ("hyperparameters", "reward_shaping")]
     counts = [traits.get(name, 0) for name in ("changes", "adoptions", "decided_env_steps")]
-    try:
-        plain = all(isinstance(one, dict) and is_plain(one) for one in mappings)
-    except RecursionError:  # thousands of brackets
-        plain = False
-    if not plain or not all(map(_is_count, counts)):
+    if not all(isinstance(one, dict) and is_plain(one) for one in mappings) or not all(map(_is_count, counts)):
         raise _wrong(KEY)
 
 

@@ -1,4 +1,4 @@
-"""The shared memory of trajectories: one declaration per field is its shape, its documentation and its allocation."""
+"""Shared memory of trajectories: one declaration per field is its shape, its documentation and its allocation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
 
-NUM_COUNTS = 16  # room for the counts of one group or one learner; they share no cache line with the next one's
+NUM_COUNTS = 16  # room for the counts of one group or learner, on separate cache lines
 
 
 class Recorded(NamedTuple):
-    """A field of every slot that acting fills beside observations, actions, rewards and flags.
+    """A field of every slot filled by acting, beside observations, actions, rewards and flags.
 
     Attributes:
-        dims: after the slots: T steps, R rows, F steps that can need a final value (0 unless SAME_STEP), or numbers.
+        dims: dimensions behind the slots: T steps, R rows, F steps with possible final values (0 unless SAME_STEP), or
+            numbers.
         dtype: a numpy name.
     """
 
@@ -30,9 +31,9 @@ NOTHING_RECORDED: Mapping[str, Recorded] = {}
 
 
 def dims(shape: str, dtype: type[Any] | str) -> Any:
-    """Declare a shared array by its named dimensions; `dtype` is a numpy type, or names who declares the array.
+    """Declare a shared array by its named dimensions; `dtype` is a numpy type, or names the declaring part.
 
-    "observation" and "action" are declared by the environment, "recorded" by the algorithm.
+    The environment declares "observation" and "action", the algorithm "recorded".
     """
     return dataclasses.field(metadata={"dims": shape.split(), "dtype": dtype})
 
@@ -56,13 +57,13 @@ def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence:
 
 
 class SharedArrays:
-    """Base of dataclasses whose fields are arena arrays, or dicts of them: by observation key, or by recorded name."""
+    """Base of dataclasses with fields of arena arrays, or dicts of arrays by observation key or recorded name."""
 
     @classmethod
     def declare(
         cls, sizes: dict[str, int], spec: EnvSpec, recorded: Mapping[str, Recorded] = NOTHING_RECORDED
     ) -> list[Field]:
-        """Return the arena fields of this class; `recorded` are those of the algorithm."""
+        """Return the arena fields of this class; `recorded` has the fields of the algorithm."""
         fields = []
         for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
             shape = tuple(sizes[d] for d in declared.metadata["dims"])
@@ -95,12 +96,11 @@ class SharedArrays:
 
 @dataclass(frozen=True)
 class Trajectories(SharedArrays):
-    """Trajectories that actors and policies record and learners read. S slots, T steps, R rows, time-major in a slot.
+    """Trajectories, recorded by actors and policies, read by learners. S slots, T steps, R rows, time-major in a slot.
 
-    Index T holds the real bootstrap observation; it becomes row 0 of the group's next slot. Two signals, neither
-    derived from the other: `first` (this observation starts an episode: the model zeroes its state, nothing else
-    does) and `valid` (this step was really taken by an active agent in a living env: it masks every loss and
-    statistic).
+    Index T holds the real bootstrap observation, which becomes row 0 of the group's next slot. Two independent signals:
+    `first` marks observations that start an episode, where the model zeroes its state, and nowhere else. `valid` marks
+    steps taken by an active agent in a living environment, and masks every loss and statistic.
     """
 
     obs: dict[str, Array] = dims("S T+1 R", "observation")
@@ -115,14 +115,14 @@ class Trajectories(SharedArrays):
     recorded: dict[str, Array] = dims("S", "recorded")  # by the policy that acted, for its algorithm
     policy_version: Array = dims("S T R", np.int64)
     rnn_state: Array = dims("S N R H", np.float32)  # before every BPTT segment
-    owner: Array = dims("S", np.int64)  # policies that still hold the slot, as bits; 0: its actor's
+    owner: Array = dims("S", np.int64)  # a bit per policy still reading the slot; 0: the group owns the slot
     sequence: Array = dims("S", np.int64)  # hand-overs of the slot so far
     released: Array = dims("S P", np.int64)  # the last hand-over that the learner of the policy has released
-    taker: Array = dims("S", np.int64)  # which of those that take trajectories has the slot, see `Topology.apart`
+    taker: Array = dims("S", np.int64)  # number of the taker of the slot, see `Topology.apart`
     columns_used: Array = dims("S P", np.int64)  # of the present hand-over, see `memory/ownership.py`
     continues: Array = dims("S", np.int64)  # the slot whose row T became row 0 of this one; -1: new episodes
-    group_counts: Array = dims("G C", np.int64)  # totals of a group, from which its next actor goes on
-    learner_counts: Array = dims("P C", np.int64)  # the same of a learner
+    group_counts: Array = dims("G C", np.int64)  # totals of a group, continued by a replacement actor
+    learner_counts: Array = dims("P C", np.int64)  # totals of a learner
 
 
 @dataclass(frozen=True)

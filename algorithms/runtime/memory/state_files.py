@@ -18,9 +18,9 @@ FORMAT = 1
 
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
-    """Return the files of a checkpoint: the weights in one, every other vector in the other.
+    """Return the files of a checkpoint: weights in the first, other vectors in the second, plain values in the third.
 
-    A vector with a value for every weight is stored under its name and the names of the weights, others as they are.
+    A vector with a value for every weight is stored under its name and the names of the weights, others unchanged.
     """
     others: dict[str, Array] = {}
     for name, vector in state.vectors.items():
@@ -40,16 +40,16 @@ def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
 def decode(
     files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None
 ) -> tuple[LearnerState, Table]:
-    """Read a state from the files of a checkpoint, as `encode` makes them, and the table of its weights.
+    """Decode the files of a checkpoint, as written by `encode`; return the state and the table of its weights.
 
     Args:
-        files: of a checkpoint that verified. That says nothing of who wrote them.
-        table: what the model expects; None accepts any, in alphabetical order.
-        layout: what the learner expects; None: only the weights are read.
+        files: contents of a verified checkpoint. Verified files may be by any author.
+        table: expected table; None accepts any, in alphabetical order.
+        layout: expected layout; None: only the weights are read.
 
     Raises:
-        UsageError: the weights are those of another model, or the other vectors those of another algorithm.
-        CheckpointError: the files are not what `encode` makes of a state that training can go on from.
+        UsageError: weights of another model, or vectors of another algorithm.
+        CheckpointError: not the output of `encode` for a finite state.
     """
     weights = _arrays(files, "model.safetensors", lambda found: _check_weights(found, table))
     if table is None:
@@ -74,11 +74,11 @@ def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
 
 
 Described = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Type, as numpy calls it, and shape of arrays by their names."""
+"""Type (a numpy name) and shape of arrays by name."""
 
 
 def _check_weights(described: Described, table: Table | None) -> None:
-    """Refuse weights that are not those of a table, by names and shapes (UsageError); None accepts any."""
+    """Refuse weights with names or shapes unlike the table (UsageError); None accepts any."""
     found, expected = {name: shape for name, (_, shape) in sorted(described.items())}, dict(table or ())
     if table is not None and found != expected:
         names = [n for n in {**expected, **found} if found.get(n) != expected.get(n)]
@@ -87,7 +87,7 @@ def _check_weights(described: Described, table: Table | None) -> None:
 
 
 def _check_others(described: Described, table: Table, layout: StateLayout | None) -> None:
-    """Refuse vectors beside the weights that are not those of a layout, or that it does not name; None accepts any."""
+    """Refuse vectors unlike the layout, or missing in the layout; None accepts any."""
     if layout is None:
         return
     known: set[str] = set()
@@ -119,20 +119,20 @@ def _file(files: dict[str, bytes], name: str) -> bytes:
 
 
 def _arrays(files: dict[str, bytes], name: str, check: Callable[[Described], None]) -> dict[str, Array]:
-    """Return the arrays of a safetensors file; its header is checked before there is memory for any."""
+    """Return the arrays of a safetensors file, after a check of its header without memory for any array."""
     content = _file(files, name)
     if (said := _described(content)) is not None:
         check(said)
     try:
         arrays: dict[str, Array] = load(content)
-    except Exception as error:  # of the parser's own kinds, and KeyError or TypeError for types that numpy has not
+    except Exception as error:  # errors of the parser, and KeyError or TypeError for types unknown to numpy
         raise CheckpointError(f"{name} cannot be read: {type(error).__name__}") from None
     check({key: (array.dtype.name, array.shape) for key, array in arrays.items()})
     return arrays
 
 
 def _described(content: bytes) -> Described | None:
-    """Return the header of a safetensors file as `encode` writes it; None: its parser has to judge it.
+    """Return the header of a safetensors file written by `encode`; None: only its parser can judge the file.
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """
@@ -154,12 +154,12 @@ def _described(content: bytes) -> Described | None:
 
 
 MOST_DIMENSIONS = 32
-"""Of an array; numpy has few more."""
+"""Most dimensions of an array; numpy allows a few more."""
 
 NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
-"""Types as safetensors calls them, and as numpy does."""
+"""Names of types: safetensors -> numpy."""
 
 
 def _joined(named: dict[str, Array], prefix: str, table: Table) -> Array:

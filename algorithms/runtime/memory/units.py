@@ -5,11 +5,11 @@ from appo.algorithms.runtime.topology import Topology
 
 
 class Units:
-    """A count of work done in a place of an algorithm's own processes, which shows that the process gets on.
+    """A count of work done in one place of an algorithm's own processes, as proof of progress.
 
     Args:
-        arena: the shared memory.
-        place: of the worker among `Topology.workers_apart`.
+        arena: shared memory.
+        place: index of the worker in `Topology.workers_apart`.
     """
 
     def __init__(self, arena: Arena, place: int) -> None:
@@ -17,14 +17,14 @@ class Units:
 
     @staticmethod
     def declare(topology: Topology) -> Field:
-        """Return the arena field; a row is 128 bytes long so that no two writers share a cache line."""
+        """Return the arena field; rows of 128 bytes keep writers on separate cache lines."""
         return Field("units", (len(topology.workers_apart()), 16), "int64")
 
     def add(self) -> None:
-        """Count one."""
+        """Count one unit."""
         self._row[0] += 1
 
     @property
     def count(self) -> int:
-        """Return the units of all processes that have been in this place."""
+        """Return the units of all processes so far in this place."""
         return int(self._row[0])

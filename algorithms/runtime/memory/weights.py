@@ -1,10 +1,10 @@
-"""A ring of weights in the arena, through which they reach policy workers: two flat vectors, without any lock.
+"""A ring of weights in the arena, from learners to policy workers: two flat vectors and no lock.
 
-Each buffer has a sequence word: odd from before its first byte is written until after the last, then twice the version.
-The newest version is never written over, so one is always whole. A reader accepts a copy only if the word was right
-before and after, and the checksum that travelled with the copy agrees: the writer overtakes it when it publishes twice
-meanwhile. Relies on the store order of x86-64; elsewhere publishing and fetching make one system call in
-between.
+Each buffer has a sequence word: odd from before the first byte is written until after the last, then twice the version.
+The newest version is never overwritten, and one buffer is always whole. A writer that publishes twice during a copy
+overtakes the reader. A reader therefore accepts a copy only if the word was right before and after, and the checksum
+copied with the weights agrees. The ring relies on the store order of x86-64; on other processors publishing and
+fetching make one system call in between.
 """
 
 import os
@@ -27,13 +27,13 @@ def checksum(vector: Array) -> int:
 
 
 def barrier() -> None:
-    """Order the stores before against those after, where the processor does not do it by itself."""
+    """Order earlier stores before later ones on processors without such an order."""
     if not STRONG_STORE_ORDER:
         os.getppid()
 
 
 class WeightRing:
-    """The published weight sets of one policy. One writer (its learner), any number of readers."""
+    """The published weights of one policy. One writer (its learner), any number of readers."""
 
     def __init__(self, arena: Arena, policy: int) -> None:
         self._buffer = arena[f"weights.{policy}.buffer"]
@@ -53,16 +53,16 @@ class WeightRing:
 
     @property
     def published(self) -> int:
-        """Return the newest version, 0 while there is none: versions count from 1."""
+        """Return the newest version; 0 before the first, because versions count from 1."""
         return int(self._published[0])
 
     def publish(self, weights: Array, version: int) -> None:
-        """Make these weights the newest; `version` must be larger than every one before."""
+        """Publish these weights; `version` must be larger than every version before."""
         self.begin(version)[:] = weights
         self.commit(version)
 
     def begin(self, version: int) -> Array:
-        """Return the buffer [P] that the weights of `version` must be written into before they are committed."""
+        """Return the buffer [P] for the weights of `version`, to be filled before `commit`."""
         index = 1 - (self._buffer_of(self.published) or 0)
         self._sequence[index] = 2 * version - 1
         barrier()
@@ -70,7 +70,7 @@ class WeightRing:
         return buffer
 
     def commit(self, version: int) -> None:
-        """Make the weights that were written since `begin` the newest."""
+        """Make the weights written since `begin` the newest."""
         index = int((self._sequence == 2 * version - 1).argmax())
         self._checksum[index] = checksum(self._buffer[index])
         failpoint("learner.publish")
@@ -80,9 +80,9 @@ class WeightRing:
         self._published[0] = version
 
     def fetch(self, version: int) -> tuple[int, Array | None]:
-        """Return the newest version and a copy of its weights [P]; None for the weights when `version` is the newest.
+        """Return the newest version and a copy of its weights [P]; None for the weights if `version` is the newest.
 
-        A copy that a publication overtook is repeated; after a few attempts the caller keeps what it has until the next
+        A copy overtaken by a publication is repeated. After some attempts the caller keeps its weights until the next
         call.
         """
         for _ in range(FETCH_ATTEMPTS):
@@ -100,7 +100,7 @@ class WeightRing:
         return version, None
 
     def damaged(self) -> int | None:
-        """Return the newest version if its buffer differs from what was published; None if not, or overwritten."""
+        """Return the newest version if its buffer differs from the published weights; None if equal, or overwritten."""
         newest = self.published
         index = self._buffer_of(newest)
         if index is None:
@@ -111,6 +111,6 @@ class WeightRing:
         return newest if differs and int(self._sequence[index]) == 2 * newest else None
 
     def _buffer_of(self, version: int) -> int | None:
-        """Return the buffer that has a version whole; None if none has."""
+        """Return the buffer with a whole copy of a version; None without one."""
         first, second = self._sequence.tolist()
         return 0 if first == 2 * version else 1 if second == 2 * version else None

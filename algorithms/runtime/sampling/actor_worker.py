@@ -33,14 +33,14 @@ REPORT_SECONDS = 1.0
 
 
 class ActorWorker:
-    """Owns some groups; knows no policy and no process.
+    """Steps groups of environments; independent of policies and processes.
 
     Args:
-        address: of this worker.
-        groups: the groups it steps.
-        pause_seconds: how long it rests after its first trajectories, so that actors hand over at different times.
-        leaks: asked once a second whether another one should take its place; None: never.
-        hooks: callbacks that are told of the groups, if there are any.
+        address: address of this worker.
+        groups: groups to step.
+        pause_seconds: pause after the first trajectories, which makes actors hand over at different times.
+        leaks: check, once a second, whether another actor should replace this one; None: no check.
+        hooks: callbacks of the run; None without callbacks.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ActorWorker:
         self._reported = time.monotonic()
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Note a message that has arrived; one that is not current is dropped."""
+        """Note a message; an outdated message is dropped."""
         match message:
             case ActionsReady():
                 self._note(message)
@@ -125,7 +125,7 @@ class ActorWorker:
         """Report totals over all groups."""
         groups = self.groups.values()
         for group in groups:
-            group.note_counts()  # what has been reported is never taken back
+            group.note_counts()  # reported totals never decrease
         totals = {name: sum(g.totals[name] for g in groups) for name in next(iter(groups)).totals}
         totals["episodes"] = sum(g.episodes.count for g in groups)
         if self.hooks is not None:

@@ -1,19 +1,20 @@
 """One vectorized environment and the trajectory slots it fills: the hot path of an actor worker.
 
-A group waits for actions, takes a step, writes it into its slot and asks for the next actions. At the end of a slot
-it hands the slot over and goes on in a free one; when there is none it stays put until a learner releases one. That
-is all the back-pressure there is.
+A group waits for actions, takes a step, writes the step into its slot and requests the next actions. At the end of a
+slot the group hands the slot over and continues in a free slot, or waits until a learner releases one. No other
+back-pressure exists.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from appo.algorithms.runtime.callbacks import GroupHooks
 from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.output_ring import GroupTap
 from appo.algorithms.runtime.memory.ownership import handed_over, take_back
 from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from appo.algorithms.runtime.memory.weights import barrier
@@ -23,12 +24,12 @@ from appo.algorithms.runtime.messages import (
     EpisodesDone,
     MatchResults,
     OpponentsReleased,
-    OpponentTable,
     SlotReleased,
     TrajectoryReady,
     Wake,
 )
 from appo.algorithms.runtime.sampling.episodes import Episodes, SoftHorizon
+from appo.algorithms.runtime.sampling.matchmaker import Matchmaker
 from appo.envs.conversion import scale_rewards
 from appo.envs.spec import GroupEnv, StepRow
 from appo.utils.failpoints import failpoint
@@ -47,23 +48,25 @@ class GroupPlan:
 
     Attributes:
         index: number of the group in the run.
-        slots: the slots it owns.
-        start: step at which its first trajectory starts, so that the groups' slots complete evenly.
-        num_policies: policies to draw from.
-        num_past: how many of them, the last ones, are places of past versions, whose steps nobody learns from.
-        past_share: probability that a game is one against a past version.
+        slots: slots of the group.
+        start: first step of the first trajectory, which spreads the completion of slots evenly over groups.
+        num_policies: number of policies to draw from.
+        num_past: number of past versions among the policies, at the end; no learner trains on their steps.
+        past_share: probability of a game against a past version.
         per_row_policy: whether the agents of one env may play under different policies.
         policy_mapping: name of the user's function that chooses policies; empty: see `PolicyMatchmaker`.
-        reward_shaping: coefficients of rewards for every policy, as far as they are not the environment's.
+        reward_shaping: reward coefficients of every policy that differ from the coefficients of the environment.
         reward_scale: factor on rewards for training.
         reward_clip: bound on their absolute value after scaling; 0: none.
         keep: never hand slots over (sampling speed only).
-        generation: how often the group's actor has been started.
-        exploring: of every row, whether its returns are shown apart; (): of none.
+        generation: number of starts of the group's actor.
+        exploring: for every row, whether its returns are reported apart; (): no row.
         soft_horizon: steps of an agent after which an episode ends in the statistics alone; 0: never.
-        whole_episodes: a slot holds one episode of the only row, and is handed over when that has ended.
-        untimed: episodes are reported with every slot, so that what main averages follows from the steps alone.
-        num_takers: among which hand-overs are drawn; 0: they go to learners, or to who is beside the actor.
+        whole_episodes: a slot contains one episode of the only row, and is handed over at the end of the episode.
+        untimed: report episodes with every slot, independent of time; averages in main then follow from the steps
+            alone.
+        num_takers: number of workers among which the receiver of a hand-over is drawn; 0: learners, or workers beside
+            the actor, receive all.
     """
 
     index: int
@@ -87,122 +90,39 @@ class GroupPlan:
 
 
 @dataclass(slots=True)
-class _Step:
-    """Views of one step of one slot, made once: indexing them anew would cost more than the rest of the step."""
+class _StepViews:
+    """Views of one step of one slot, made once: indexing would cost more than the rest of the step."""
 
     action: Array
     valid: Array
     out: StepRow
 
 
-class Matchmaker(Protocol):
-    """Decides which policy plays in which row of a group; `population.matchmaking` has those of several policies.
-
-    Attributes:
-        present: policies that play in the group now.
-        shaping: coefficients of every policy's rewards; {}: the environment's own.
-    """
-
-    present: tuple[int, ...]
-    shaping: list[Mapping[str, Any]]
-
-    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """Draw the policy [R] of the rows in which an episode starts, `first` [R], in place."""
-        ...
-
-    def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
-        """Reward a policy by these coefficients from now on."""
-        ...
-
-    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
-        """Take in a step of every row, [R]; rewards as the environment gave them."""
-        ...
-
-    def take_table(self, table: OpponentTable) -> None:
-        """Draw opponents by this table from now on."""
-        ...
-
-    def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """Say once when nobody plays any more in the seats that the last table has left out."""
-        ...
-
-    def report(self, now: bool = False) -> Iterator[MatchResults]:
-        """Report how games have ended since the last report, if that is old enough or `now`."""
-        ...
-
-    def finish(self, policy: Array, valid: Array) -> None:
-        """Close the books: steps [S, R] of these policies stay in a slot that is not handed over."""
-        ...
-
-
-class OnePolicy:
-    """Lets the only policy play everywhere."""
-
-    def __init__(self) -> None:
-        self.present: tuple[int, ...] = (0,)
-        self.shaping: list[Mapping[str, Any]] = [{}]
-
-    def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """Do nothing: there is no other policy to draw."""
-
-    def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
-        """Do nothing: the rewards of an only policy are not shaped."""
-
-    def record(self, row: StepRow, valid: Array, policy: Array) -> None:
-        """Do nothing: no results are kept."""
-
-    def finish(self, policy: Array, valid: Array) -> None:
-        """Do nothing: no results are kept."""
-
-    def take_table(self, table: OpponentTable) -> None:
-        """Do nothing: an only policy has no opponents."""
-
-    def answer(self, group: int) -> Iterator[OpponentsReleased]:
-        """Say nothing."""
-        yield from ()
-
-    def report(self, now: bool = False) -> Iterator[MatchResults]:
-        """Say nothing."""
-        yield from ()
-
-
-class Tap(Protocol):
-    """Is given the rewards and trajectories that a group has recorded, before anybody changes them."""
-
-    def reward(self, step: int, reward: Array) -> None:
-        """Keep the rewards [R] of a step as the environment gave them."""
-        ...
-
-    def trajectory(self, slot: int, number: int, steps: int) -> bool:
-        """Take the trajectory of this number and so many valid steps from its slot; return if somebody is to look."""
-        ...
-
-
 MakeMatchmaker = Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker]
 
 
 def only_policy(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> Matchmaker:
-    """Return the draw of a run with one policy."""
-    return OnePolicy()
+    """Return the matchmaker of a run with one policy."""
+    return Matchmaker()
 
 
 class EnvGroup:
-    """Steps the environments of one group and knows where in which slot they are.
+    """Steps the environments of one group, and tracks their slot and step.
 
     Args:
-        plan: of the group.
-        envs: of the group.
-        trajectories, finals: the shared arrays.
-        seeds: of the environments and of the draw of policies.
-        make_matchmaker: makes the draw of policies, where there are several.
+        plan: settings of the group.
+        envs: environments of the group.
+        trajectories, finals: shared arrays.
+        seeds: seeds of the environments and of the draw of policies.
+        make_matchmaker: maker of the matchmaker, with several policies.
 
     Attributes:
-        hooks: are told of what the group does; None without callbacks.
-        tap: takes what goes into a dataset; None without one.
+        hooks: callbacks for the group; None without callbacks.
+        tap: copier of slots for a dataset; None without a dataset.
     """
 
     hooks: GroupHooks | None = None
-    tap: Tap | None = None
+    tap: GroupTap | None = None
 
     def __init__(
         self,
@@ -226,11 +146,11 @@ class EnvGroup:
         self.free = deque(take_back(trajectories, plan.slots))
         trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
         self.slot, self.step = -1, plan.start
-        self.previous, self.retiring = -1, False  # the slot filled last; whether it begins no trajectory any more
+        self.previous, self.retiring = -1, False  # the slot filled last; whether no trajectory begins any more
         self._begun = False
         self.waiting: set[int] = set()  # policies whose actions the present step still lacks
         self.episodes = Episodes(envs.num_rows, plan.exploring)
-        self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor has died in this place
+        self._counts = trajectories.group_counts[plan.index]  # 0, unless an actor died in this place
         *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
         self._rebuilds_before = self.totals["rebuilds"]
@@ -241,9 +161,9 @@ class EnvGroup:
         self._carry_policy = np.zeros(carried.shape, np.int32)
 
     def begin(self) -> Iterator[Outgoing]:
-        """Ask for the first actions; the environments have been reset.
+        """Request the first actions, after a reset of the environments.
 
-        What an actor that died in this place has handed over is handed over once more: nobody may have heard of it.
+        Hand-overs of an actor that died in this place are repeated, because their messages may be lost.
         """
         self._begun = True
         yield from self._repeat_hand_overs()
@@ -256,7 +176,7 @@ class EnvGroup:
         self._draw_policies(self._carry_policy, self._carry_first)
 
     def advance(self) -> Iterator[Outgoing]:
-        """Take the step whose actions have arrived, and ask for the next ones or hand the slot over."""
+        """Take the step whose actions have arrived; request the next actions or hand the slot over."""
         slot, step = self.slot, self.step
         if step == self.rollout:  # only final values were missing
             yield from self._hand_over()
@@ -285,7 +205,7 @@ class EnvGroup:
             self._carry_on_policies(slot, step)
             yield from self.matchmaker.answer(self.plan.index)
         self.step = step + 1
-        if self.plan.whole_episodes and not num_valid:  # the next episode has begun, which is for the next slot
+        if self.plan.whole_episodes and not num_valid:  # the next episode, for the next slot, has begun
             self._pad(slot, self.step)
             self.step = self.rollout
         if self.step < self.rollout or (now.out.has_final is not None and now.out.has_final.any()):
@@ -294,7 +214,7 @@ class EnvGroup:
             yield from self._hand_over()
 
     def _pad(self, slot: int, begin: int) -> None:
-        """Let the steps of a slot from `begin` on count as never taken; its last observation is that of now."""
+        """Mark the steps of a slot from `begin` on as not taken; the present observation becomes the last."""
         t = self.trajectories
         for array in t.obs.values():
             array[slot, self.rollout] = array[slot, begin]
@@ -304,9 +224,9 @@ class EnvGroup:
             flags[slot, begin:] = False
 
     def release(self, message: SlotReleased) -> Iterator[Outgoing]:
-        """Take back a slot from one learner; go on if the group waited for it.
+        """Take back a slot from one learner; continue if the group waits for the slot.
 
-        In the place of an actor that died a group hears of slots before its environments are ready.
+        A group in the place of a dead actor may receive releases before its environments are ready.
         """
         slot, owner = message.slot, self.trajectories.owner
         bit = 1 << message.policy
@@ -320,12 +240,12 @@ class EnvGroup:
                 clock.parked -= 1
                 yield from self._begin_trajectory()
 
-    def _steps(self, slot: int, finals: FinalObservations) -> list[_Step]:
+    def _steps(self, slot: int, finals: FinalObservations) -> list[_StepViews]:
         t, index, same_step = self.trajectories, self.plan.index, self.envs.spec.same_step
         final_obs = {key: a[index] for key, a in finals.final_obs.items()} if same_step else {}
         has_final = finals.has_final[index] if same_step else None
         return [
-            _Step(
+            _StepViews(
                 t.action[slot, i],
                 t.valid[slot, i],
                 StepRow(
@@ -344,7 +264,7 @@ class EnvGroup:
         ]
 
     def _begin_trajectory(self) -> Iterator[Outgoing]:
-        """Go on in a free slot, or stay put until a learner releases one."""
+        """Continue in a free slot, or wait until a learner releases one."""
         if self.retiring or not self.free:
             self.slot = -1
             clock.parked += 1
@@ -372,7 +292,7 @@ class EnvGroup:
             yield ActionRequest(policy, self.plan.index, self.slot, self.step, self.plan.generation)
 
     def _hand_over(self) -> Iterator[Outgoing]:
-        """Give the slot to the learners of the policies that acted in it, and begin the next trajectory."""
+        """Hand the slot to the learners of the policies that acted in the slot, and begin the next trajectory."""
         slot, t, end = self.slot, self.trajectories, self.rollout
         self.previous = slot
         for key, row in self._carry_obs.items():
@@ -397,7 +317,7 @@ class EnvGroup:
             taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
             t.taker[slot] = taker
             t.sequence[slot] += 1
-            barrier()  # whoever sees the owner sees all of the slot
+            barrier()  # readers of the owner see all of the slot
             t.owner[slot] = sum(1 << p for p in policies)
             self.note_counts()
             for policy in policies:
@@ -405,14 +325,14 @@ class EnvGroup:
         yield from self._begin_trajectory()
 
     def end(self) -> Iterator[Outgoing]:
-        """Report all that is known at the end of a run; steps of a slot that is not handed over count nowhere."""
+        """Report the rest at the end of a run; steps in a slot not handed over do not count."""
         t, taken = self.trajectories, slice(0, self.step if self.slot >= 0 else 0)
         self.matchmaker.finish(t.policy_id[self.slot, taken], t.valid[self.slot, taken])
         yield from self.episodes.flush(now=True)
         yield from self.matchmaker.report(now=True)
 
     def note_counts(self) -> None:
-        """Keep the totals where the next actor in this place finds them."""
+        """Store the totals for the next actor in this place."""
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
 

@@ -11,14 +11,14 @@ from appo.envs.spec import EpisodeStats, StepRow
 
 
 class SoftHorizon:
-    """Ends episodes in the statistics after so many steps of their agent; nothing else notices.
+    """Ends episodes after a number of steps of an agent, in the statistics alone.
 
     Args:
-        steps: after which one ends.
-        num_rows: R.
+        steps: length of an episode.
+        num_rows: number of rows, R.
 
     Attributes:
-        ends: [R] where one ends with the step counted last, and goes on.
+        ends: rows [R] whose episode ends with the step counted last, while the environment continues.
     """
 
     def __init__(self, steps: int, num_rows: int) -> None:
@@ -26,7 +26,7 @@ class SoftHorizon:
         self._taken = np.zeros(num_rows, np.int64)
 
     def count(self, row: StepRow, valid: Array) -> None:
-        """Count a step of every row in which it was `valid` [R]; an episode that ends by itself begins anew."""
+        """Count a step of the `valid` rows [R]; an episode that ends by itself resets the count."""
         over = row.terminated | row.truncated
         self._taken += valid
         np.logical_and(self._taken == self.steps, ~over, out=self.ends)
@@ -37,11 +37,11 @@ FLUSH_SECONDS = 0.2
 
 
 class Episodes:
-    """Accumulates rewards as the env gave them, and reports finished episodes a few times a second.
+    """Accumulates unscaled rewards, and reports finished episodes a few times a second.
 
     Attributes:
-        count: episodes that have ended.
-        cut: [R] whose episode had begun before the first step: its return and length are not known, and not reported.
+        count: number of finished episodes.
+        cut: rows [R] with an episode begun before the first step; its return and length are unknown and not reported.
     """
 
     def __init__(self, num_rows: int, exploring: Sequence[bool] = ()) -> None:
@@ -56,7 +56,7 @@ class Episodes:
         self._flushed = time.monotonic()
 
     def record(self, row: StepRow, valid: Array, policy: Array, stats: Sequence[EpisodeStats]) -> None:
-        """Add one step of every row, [R]; remember the episodes that end with it."""
+        """Add one step of every row, [R], and the episodes that end with the step."""
         self._return += row.reward
         self._length += np.multiply(row.num_frames, valid, out=self._frames)
         np.logical_or(row.terminated, row.truncated, out=self._done)
@@ -75,16 +75,16 @@ class Episodes:
         self.cut &= ~self._done
 
     def forget(self, rows: Array) -> None:
-        """Drop what was gathered of episodes that go on nowhere: in these rows [R] the next one begins.
+        """Drop the sums of these rows [R], in which the next episode begins.
 
-        After an episode that ended there is nothing to drop; after a failure of the environment there is.
+        After a finished episode the sums are zero; after a failure of the environment they are not.
         """
         self._return[rows] = 0
         self._length[rows] = 0
         self.cut[rows] = False
 
     def flush(self, now: bool = False) -> Iterator[EpisodesDone]:
-        """Report episodes that have ended, if the last report is old enough or `now`."""
+        """Report finished episodes, if the last report is old enough or `now` is set."""
         if self._ended and (now or time.monotonic() - self._flushed >= FLUSH_SECONDS):
             policy, episode_return, length, exploring = map(np.concatenate, zip(*self._ended, strict=True))
             yield EpisodesDone(

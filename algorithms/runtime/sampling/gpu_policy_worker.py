@@ -1,4 +1,4 @@
-"""Forward passes on devices that are far from the host: buffers that stay, few sizes, one copy back per batch."""
+"""Forward passes on a GPU: permanent buffers, few sizes, one copy back per batch."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ WARM_UPS = 3
 
 
 def bucket_sizes(largest: int) -> list[int]:
-    """Return powers of two, the last of which holds `largest` rows."""
+    """Return powers of two, up to a size with room for `largest` rows."""
     sizes = [SMALLEST_BUCKET]
     while sizes[-1] < largest:
         sizes.append(2 * sizes[-1])
@@ -32,15 +32,15 @@ def bucket_sizes(largest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A forward pass of N rows on memory that stays where it is.
+    """A forward pass of N rows on permanent memory.
 
     Attributes:
         obs, first: inputs on the device.
-        state_index: [N] where the recurrent state of each row is kept.
-        said: [N, W] on the device: all that is recorded of a row, as float32.
-        said_shapes: of one row, of each recorded field, in the order of `said`.
-        host_state_index, host_said: the host's ends of `state_index` and `said`.
-        run: the pass.
+        state_index: index [N] of the recurrent state of each row.
+        said: recorded fields [N, W] on the device, as float32.
+        said_shapes: shape of one row of each recorded field, in the order of `said`.
+        host_state_index, host_said: host ends of `state_index` and `said`.
+        run: forward pass.
     """
 
     obs: dict[str, Tensor]
@@ -54,17 +54,16 @@ class _Bucket:
 
 
 class GpuEngine:
-    """Runs a batch of rows by a captured forward pass of the next larger size, with sampling inside.
+    """Runs a batch of rows by a captured forward pass of the next larger size, sampling included.
 
-    Rows go straight from their slots to the device, as many copies as there are requests and fields. Rows that fill a
-    batch up use the state of a row that is nobody's. Recurrent states stay on the device, and so does what a policy
-    records until one copy brings all of it back, as float32.
+    Rows are copied from their slots to the device directly, in one copy per request and field. Padding rows use a spare
+    state row. Recurrent states stay on the device. All recorded fields return in one copy, as float32.
 
     Args:
-        policy: acts.
-        plan: of the policy worker.
-        trajectories: the shared arrays.
-        device: of the policy.
+        policy: policy that acts.
+        plan: settings of the policy worker.
+        trajectories: shared arrays.
+        device: device of the policy.
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories, device: Device) -> None:
@@ -78,12 +77,12 @@ class GpuEngine:
         self.fields = {"action": trajectories.action, **trajectories.recorded}
         self.sizes = bucket_sizes(groups * rows)
         self.capturable = True
-        # by size and by source of random numbers, which a captured pass draws from for ever
+        # by size and by source of random numbers, which a captured pass keeps for ever
         self._buckets: dict[tuple[int, Random], _Bucket] = {}
 
     @torch.inference_mode()
     def run(self, rows: Rows, random: Random) -> None:
-        """Act in the rows by the pass of the smallest size that holds them."""
+        """Act in the rows by the pass of the smallest sufficient size."""
         count = int(np.prod(rows.lead))
         size = next(size for size in self.sizes if size >= count)
         bucket = self._buckets.get((size, random))
@@ -98,11 +97,11 @@ class GpuEngine:
         self._store(bucket, rows, bucket.host_said[:count].numpy())
 
     def fast(self, random: Random) -> FastPolicy | None:
-        """Return None: nothing is faster than a captured pass."""
+        """Return None: no engine is faster than a captured pass."""
         return None
 
     def _load(self, bucket: _Bucket, rows: Rows, count: int) -> None:
-        """Copy the inputs of the rows to the device; rows that fill the batch up are left as they were."""
+        """Copy the inputs of the rows to the device; padding rows keep their contents."""
         fields = [(bucket.first, self.first), *((x, self.obs[key]) for key, x in bucket.obs.items())]
         num_rows = rows.lead[-1]
         for i, at in enumerate(groups := rows.groups()):  # each is contiguous in its slot
@@ -116,7 +115,7 @@ class GpuEngine:
         bucket.state_index.copy_(bucket.host_state_index, non_blocking=True)
 
     def _store(self, bucket: _Bucket, rows: Rows, said: Array) -> None:
-        """Write [N, W] where the rows lie."""
+        """Write recorded fields [N, W] into the slots."""
         start = 0
         for name, shape in bucket.said_shapes.items():
             end = start + math.prod(shape)
@@ -124,15 +123,15 @@ class GpuEngine:
             start = end
 
     def _make_bucket(self, size: int, random: Random) -> _Bucket:
-        """Allocate the buffers of a size, and capture its pass after running it on rows that are nobody's."""
+        """Allocate the buffers of a size, run its pass on spare rows, and capture the pass."""
         device = self.device.name
         obs = {key: torch.zeros(size, *x.shape[3:], dtype=x.dtype, device=device) for key, x in self.obs.items()}
         first = torch.zeros(size, dtype=torch.bool, device=device)
         state_index = torch.full((size,), len(self.states) - 1, device=device)
-        recorded = self._forward(obs, first, state_index, random)  # the first of the warm-ups says what is recorded
+        recorded = self._forward(obs, first, state_index, random)  # the first warm-up determines the recorded fields
         said = _side_by_side(recorded)
 
-        @torch.inference_mode()  # which captures leave
+        @torch.inference_mode()  # captures leave this mode
         def run() -> None:
             said.copy_(_side_by_side(self._forward(obs, first, state_index, random)))
 
@@ -149,13 +148,13 @@ class GpuEngine:
 
     def _forward(self, obs: dict[str, Tensor], first: Tensor, state_index: Tensor, random: Random) -> dict[str, Tensor]:
         """Act in rows whose recurrent states have these indices [N]; return the recorded fields."""
-        rows = state_index.clamp(max=len(self.states) - 2)  # nobody's row has no number of its own
+        rows = state_index.clamp(max=len(self.states) - 2)  # the spare row has no number
         recorded, after = self.policy.act(obs, first, self.states.index_select(0, state_index), rows, random)
         self.states.index_copy_(0, state_index, after)
         return recorded
 
     def _capture(self, run: Callable[[], None], random: Random) -> Callable[[], None]:
-        """Return the pass, captured where that is possible; else warn once, and return the pass itself."""
+        """Return the captured pass; if capture fails, warn once and return the pass itself."""
         for _ in range(WARM_UPS - 1):
             run()
         if not self.capturable:
@@ -166,7 +165,7 @@ class GpuEngine:
             return self.device.capture(run, random.generator)
         except RuntimeError as error:
             self.capturable = False
-            self._buckets.clear()  # their graphs draw from a generator that has half a capture behind it
+            self._buckets.clear()  # their graphs draw from a generator left half captured
             log.warning("the forward pass cannot be captured and runs as it is: %s", error)
             return run
 

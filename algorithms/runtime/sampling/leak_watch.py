@@ -12,24 +12,24 @@ MIB = 1 << 20
 
 SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
 
-LEAST_SECONDS = 5.0  # a look once a second may miss the end of an episode
+LEAST_SECONDS = 5.0  # looks once a second may miss the end of an episode
 
 MOST_PATIENCE = 8
 
 
 class LeakWatch:
-    """Compares the memory that a process holds with that of the first look.
+    """Compares the memory of a process with the memory at the first look.
 
-    An environment that loads something late has grown as well, but grows no more; replaced, it would do the same again.
-    So what has passed the limit is looked at for a quarter of its life so far. If it grows by an eighth of the limit
-    meanwhile, it leaks. If not, that counts as its warming up, and growth is counted from there. A leak may come in
-    steps as large as that, so the first life warms up once, and each life after it once more and is looked at for as
-    much longer, up to eight times: what warms up in several steps, or slowly, is replaced ever more rarely.
+    An environment that loads something late grows once; a replacement would grow again. A process beyond the limit is
+    therefore observed for a quarter of its life so far. Growth by an eighth of the limit meanwhile is a leak. Otherwise
+    the growth counts as a warm-up, and later growth is measured from there. A leak may grow in steps that large. The
+    first life may therefore warm up once, and each later life once more, with an observation longer by the same factor,
+    up to eight times. Environments that warm up in several steps, or slowly, are replaced more and more rarely.
 
     Args:
-        most_bytes: by which it may grow, its children included.
-        flag: that says so, in the message.
-        lives_before: of processes in its place.
+        most_bytes: allowed growth, child processes included.
+        flag: flag named in the message.
+        lives_before: number of earlier processes in this place.
     """
 
     def __init__(self, most_bytes: int, flag: str, lives_before: int = 0) -> None:
@@ -54,7 +54,7 @@ class LeakWatch:
         return None
 
     def _leaks(self, grown: int, now: float) -> bool:
-        """Return whether the process has grown too much and goes on growing."""
+        """Return whether the process has grown too much and continues to grow."""
         if grown <= self.most_bytes:
             self._passed = None
             return False

@@ -1,4 +1,4 @@
-"""The interface of a policy for policy workers and players; torch-free at import."""
+"""The interface of a policy for policy workers and players; does not import torch."""
 
 from __future__ import annotations
 
@@ -12,36 +12,33 @@ if TYPE_CHECKING:
 
 
 class FastPolicy(Protocol):
-    """Acts without torch for whole groups, straight in the slots."""
+    """Acts without torch in whole groups, directly in the slots."""
 
     def act(self, slot: int, step: int, version: int) -> None:
         """Act in one step of a slot with weights of this version."""
-        ...
 
     def act_in(self, rows: Any, slot: int, step: int, version: int) -> None:
-        """Act in some of the rows, [R] bool, and leave all others as they are."""
-        ...
+        """Act in some of the rows, [R] bool, and leave all others unchanged."""
 
 
 class Random(Protocol):
-    """A policy's source of random numbers, hashable; its other contents only the policy knows.
+    """A policy's source of random numbers, hashable; other contents belong to the policy.
 
     Attributes:
-        generator: by torch, on the device of the policy; a captured forward pass registers it.
+        generator: torch generator on the device of the policy, registered by a captured forward pass.
     """
 
     @property
     def generator(self) -> Generator:
         """Return the generator."""
-        ...
 
 
 class Policy(Protocol):
-    """Acts; one object serves policy workers on every device and players.
+    """Acts; one object serves players, and policy workers on every device.
 
     Attributes:
-        flat: the network with all its weights in one vector.
-        rnn_state_size: H.
+        flat: network with all weights in one vector.
+        rnn_state_size: number of recurrent values, H.
     """
 
     flat: FlatModule
@@ -49,7 +46,6 @@ class Policy(Protocol):
 
     def random(self, seed: int, rows: int) -> Random:
         """Make a source of random numbers for acting in groups of R rows."""
-        ...
 
     def act(
         self,
@@ -62,29 +58,26 @@ class Policy(Protocol):
         greedy: bool | Tensor = False,
         whole_groups: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Act in N rows; called in inference mode of torch, as `final` is.
+        """Act in N rows; called in torch's inference mode, like `final`.
 
         Args:
-            obs: [N, *] observations by key.
-            first: [N] whether an episode starts.
-            state: [N, H] recurrent state.
-            rows: [N] numbers of the rows in the run, for what differs by row; None where nothing does.
-            random: of `random`; None only if `greedy` is True.
-            greedy: take the best action instead of exploring, and draw no random number; [A]: only where it is True.
-            whole_groups: the rows are K whole groups of R, so that each group may be drawn for by itself.
+            obs: observations [N, *] by key.
+            first: flags [N] of rows that start an episode.
+            state: recurrent state [N, H].
+            rows: numbers [N] of the rows in the run, for settings that differ by row; None without such settings.
+            random: result of `random`; None only if `greedy` is True.
+            greedy: take the best action without drawing random numbers; [A]: only in True values of the action.
+            whole_groups: whether the rows are K whole groups of R, which allows drawing group by group.
 
         Returns:
-            "action" [N, A] with what else is recorded of the step [N, ...], and the next state [N, H].
+            "action" [N, A] and the other recorded fields [N, ...], and the next state [N, H].
         """
-        ...
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Return the fields that are recorded of true final observations [N, *] of a SAME_STEP environment, [N, ...].
+        """Return the recorded fields [N, ...] of true final observations [N, *] of a SAME_STEP environment.
 
-        The environment has replaced these observations in the slot already.
+        The slot no longer contains these observations.
         """
-        ...
 
     def fast(self, trajectories: Trajectories, random: Any) -> FastPolicy | None:
-        """Make the twin without torch that fills these slots; None where there is none."""
-        ...
+        """Make the twin without torch for these slots; None without a twin."""

@@ -1,4 +1,4 @@
-"""The policy worker: answers every request that waits with one forward pass."""
+"""The policy worker: answers all waiting requests with one forward pass."""
 
 import logging
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ class ActingPlan:
     """The settings of a policy worker.
 
     Attributes:
-        spec: of the environment.
+        spec: spaces of the environment.
         num_groups: groups of the whole run.
         recurrence: steps of a BPTT segment; the recurrent state is recorded before each.
         num_policies: policies that may act in one group.
-        device: of the forward pass.
-        seed: of the random numbers of all groups together.
-        group_seeds: of the random numbers of each group. The groups then act one by one, so that it makes no difference
-            who asks first (lockstep); (): they act together.
-        replaces: another policy worker has died in this place: recurrent states are rebuilt from the slots.
-        whole_rollouts: weights are fetched only when a trajectory begins. With one group an actor, in the `local`
-            placement, all steps of a trajectory are then acted with the same.
+        device: device of the forward pass.
+        seed: seed of the random numbers of all groups together.
+        group_seeds: seed of the random numbers of each group; groups then act one by one, and the order of requests
+            makes no difference (lockstep). (): all groups act together.
+        replaces: whether another policy worker died in this place; recurrent states are then rebuilt from the slots.
+        whole_rollouts: fetch weights only at the begin of a trajectory. With one group per actor, in the `local`
+            placement, one version then acts in all steps of a trajectory.
     """
 
     spec: EnvSpec
@@ -53,14 +53,14 @@ class ActingPlan:
 
 @dataclass(frozen=True)
 class Rows:
-    """The places of the rows of one forward pass: indices that select them as [*lead, ...] from shared arrays."""
+    """The rows of one forward pass: indices that select [*lead, ...] from shared arrays."""
 
     at: tuple[Any, ...]  # of trajectory fields
     state: Any  # of the live recurrent state
     lead: tuple[int, ...]
 
     def groups(self) -> list[tuple[int, int]]:
-        """Return slot and step of every group, if these are whole groups; else nothing."""
+        """Return slot and step of every group, if the rows are whole groups; otherwise nothing."""
         if len(self.at) > 2:
             return []
         slots, steps = (np.atleast_1d(index).tolist() for index in self.at)
@@ -71,29 +71,27 @@ class Engine(Protocol):
     """Runs forward passes of a policy on rows of the slots.
 
     Attributes:
-        policy: acts.
-        live_state: [G, R, H] recurrent state of every group of the run, on the device.
+        policy: policy that acts.
+        live_state: recurrent state [G, R, H] of every group of the run, on the device.
     """
 
     policy: Policy
     live_state: Tensor
 
     def run(self, rows: Rows, random: Any) -> None:
-        """Act in these rows: fill their recorded fields, and go on with their recurrent state."""
-        ...
+        """Act in these rows: fill their recorded fields, and update their recurrent state."""
 
     def fast(self, random: Any) -> FastPolicy | None:
-        """Make the engine that acts in whole groups at less cost than `run`; None where there is none."""
-        ...
+        """Make a cheaper engine for whole groups; None without one."""
 
 
 class HostEngine:
-    """Gathers the rows, acts, and scatters the recorded fields; on a device, too, if a slow one.
+    """Gathers the rows, acts, and scatters the recorded fields; works on a device too, slowly.
 
     Args:
-        policy: acts.
-        plan: of the policy worker.
-        trajectories: the shared arrays.
+        policy: policy that acts.
+        plan: settings of the policy worker.
+        trajectories: shared arrays.
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories) -> None:
@@ -124,7 +122,7 @@ class HostEngine:
             self.fields[name][rows.at] = array if one_group else array.reshape(rows.lead + value.shape[1:])
 
     def fast(self, random: Any) -> FastPolicy | None:
-        """Return the policy's own twin without torch."""
+        """Return the policy's twin without torch."""
         return self.policy.fast(self.trajectories, random)
 
     def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
@@ -136,8 +134,8 @@ class Chance(NamedTuple):
     """The random numbers of one or of all groups.
 
     Attributes:
-        random: of the policy.
-        fast: acts with them, where that can be done for whole groups at less cost.
+        random: random numbers of the policy.
+        fast: cheaper engine for whole groups with these random numbers; None without one.
     """
 
     random: Random
@@ -145,14 +143,14 @@ class Chance(NamedTuple):
 
 
 class PolicyWorker:
-    """Acts for one policy in its groups and keeps their live recurrent state.
+    """Acts for one policy in its groups, and keeps their live recurrent state.
 
     Args:
-        address: of this worker; its index is the policy.
-        plan: its settings.
-        engine: runs the forward passes of the policy.
-        ring: where the learner publishes weights.
-        trajectories, finals: the shared arrays.
+        address: address of this worker; the index is the policy.
+        plan: settings.
+        engine: engine of the forward passes.
+        ring: ring of the weights published by the learner.
+        trajectories, finals: shared arrays.
     """
 
     def __init__(
@@ -169,14 +167,14 @@ class PolicyWorker:
         self.trajectories, self.finals = trajectories, finals
         self.rollout, self.num_rows = trajectories.valid.shape[1:]
         self.version = 0
-        self.requests: dict[int, ActionRequest] = {}  # by group; the newest of a group is the only current one
+        self.requests: dict[int, ActionRequest] = {}  # the newest of each group
         self.live_state = engine.live_state
         self.chance = self._chance(plan.seed)
         self._of_group: dict[int, Chance] = {}
         self._stateless = set(range(plan.num_groups)) if plan.replaces and self.policy.rnn_state_size else set()
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Note a request; it is answered with all others that wait."""
+        """Note a request, answered together with all others waiting."""
         if isinstance(message, ActionRequest):
             self.requests[message.group] = message
         yield from ()
@@ -186,15 +184,15 @@ class PolicyWorker:
         return bool(self.requests)
 
     def work(self) -> Iterator[Message]:
-        """Answer the requests that wait."""
+        """Answer the waiting requests."""
         requests = list(self.requests.values())
         self.requests.clear()
         yield from self.answer(requests)
 
     def answer(self, requests: list[ActionRequest]) -> Iterator[ActionsReady]:
-        """Answer the requests, together or, if every group has random numbers of its own, one by one.
+        """Answer the requests together or, if every group has its own random numbers, one by one.
 
-        Sums of floats can depend on how many rows are computed together.
+        Sums of floats can depend on the number of rows computed together.
         """
         if not self.plan.group_seeds:
             yield from self._answer(requests, self.chance)
@@ -237,7 +235,7 @@ class PolicyWorker:
             yield ActionsReady(*request)
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
-        """Return the rows of this policy in the requests; None when there are none."""
+        """Return the rows of this policy in the requests; None without any."""
         if self.plan.num_policies == 1 and len(requests) == 1:  # plain views, no copy
             one = requests[0]
             return Rows((one.slot, one.step), one.group, (self.num_rows,))
@@ -251,7 +249,7 @@ class PolicyWorker:
         return Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
 
     def _snapshot_states(self, requests: list[ActionRequest]) -> None:
-        """Record the recurrent state before every BPTT segment; copies have arrived when the replies go out."""
+        """Record the recurrent state before every BPTT segment; copies have arrived when the replies are sent."""
         if not self.policy.rnn_state_size:
             return
         for _, group, slot, step, _ in requests:
@@ -266,7 +264,7 @@ class PolicyWorker:
 
     @torch.inference_mode()
     def _rebuild_states(self, requests: list[ActionRequest]) -> None:
-        """Rebuild live states of groups that the predecessor served: its last steps again, under the weights of now."""
+        """Rebuild live states of groups served by the predecessor: repeat its last steps with the present weights."""
         for request in requests:
             if request.group not in self._stateless:
                 continue
@@ -274,9 +272,9 @@ class PolicyWorker:
             slot, step = request.slot, request.step
             if not step:
                 slot, step = int(self.trajectories.continues[slot]), self.rollout
-            if slot < 0:  # new episodes, which begin without a state
+            if slot < 0:  # new episodes begin without a state
                 continue
-            start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment that has begun
+            start = (step - 1) // self.plan.recurrence * self.plan.recurrence  # of the last segment begun
             state = self._to_device(self.trajectories.rnn_state[slot, start // self.plan.recurrence])
             for t in range(start, step):
                 obs = {key: self._to_device(a[slot, t]) for key, a in self.trajectories.obs.items()}
@@ -286,13 +284,13 @@ class PolicyWorker:
 
     @torch.inference_mode()
     def _value_final_observations(self, request: ActionRequest) -> None:
-        """Value the true final observations of rows that a SAME_STEP environment has reset already.
+        """Compute values of true final observations, in rows already reset by a SAME_STEP environment.
 
-        It is done once, by the policy that acted, with its live state: the model sees the observation as the next one
-        of the same episode, and the state afterwards is thrown away.
+        The acting policy does so once, with its live state. To the model the observation continues the episode; the
+        resulting state is discarded.
         """
         policy, group, slot, step, _ = request
-        if not step:  # row 0 continues a slot whose final values were asked for with step T
+        if not step:  # row 0 continues a slot whose final values came with step T
             return
         rows = self.finals.has_final[group] & (self.trajectories.policy_id[slot, step - 1] == policy)
         if not rows.any():

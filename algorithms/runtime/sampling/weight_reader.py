@@ -14,36 +14,36 @@ log = logging.getLogger(__name__)
 LOAD_ATTEMPTS = 3
 
 DAMAGED_VERSIONS = 3
-"""In a row, after which a worker has waited long enough for weights that arrive."""
+"""Damaged versions in a row before a worker fails."""
 
 PROVED_LOADS = 64
-"""On a device that is far from the host one load in so many is read back: that costs as much as the load."""
+"""Loads per load read back on a GPU; reading back costs as much as loading."""
 
 
 class WeightReader:
     """Keeps a model at the newest weights of a ring.
 
-    What arrives damaged is not acted with: the version before stays until a later one comes whole.
+    Damaged weights are never used: the model keeps its version until a later version arrives whole.
 
     Args:
-        ring: where they are published.
-        flat: the model.
+        ring: ring of published weights.
+        flat: model.
 
     Attributes:
-        version: of the weights in the model; 0 before the first.
+        version: version of the weights in the model; 0 before the first.
     """
 
     def __init__(self, ring: WeightRing, flat: FlatModule) -> None:
         self.ring, self.flat = ring, flat
         self.version = self._loads = 0
         self._proved_loads = 1 if flat.flat.device.type == "cpu" else PROVED_LOADS
-        self._damaged: list[int] = []  # versions since the last one that came whole
+        self._damaged: list[int] = []  # versions since the last whole one
 
     def refresh(self) -> int:
-        """Load the newest weights, if they are newer; return the version to act with.
+        """Load newer weights, if published; return the version to act with.
 
         Raises:
-            ResourceError: they do not arrive, however often it is tried.
+            ResourceError: no attempt to load weights succeeds.
         """
         newest, weights = self.ring.fetch(self.version)
         if weights is not None:
@@ -53,7 +53,7 @@ class WeightReader:
         return self.version
 
     def _load(self, version: int, weights: Array) -> None:
-        """Load weights, and read them back from time to time."""
+        """Load weights, and read back every load on a CPU, one in `PROVED_LOADS` elsewhere."""
         for _ in range(LOAD_ATTEMPTS):
             self.flat.load(weights)
             if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
@@ -71,7 +71,7 @@ class WeightReader:
         return checksum(read_back)
 
     def _miss(self, version: int) -> None:
-        """Go on with the weights of before, for as long as that can be chance."""
+        """Keep the present weights, as long as the damage can be chance."""
         if version not in self._damaged:
             self._damaged.append(version)
             log.warning("the weights of version %d are damaged; version %d acts on", version, self.version)

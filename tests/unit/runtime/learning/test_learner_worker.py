@@ -487,19 +487,20 @@ def test_weights_from_outside_take_the_place_of_its_own(training: Training, tmp_
     assert training.report().totals["discarded"] == 12
 
 
-def test_a_report_says_between_what_the_lag_was_since_the_last() -> None:
-    lag = module._PolicyLag()
-    for steps in ([3, 1, 2], [4], []):
-        lag.add(torch.tensor(steps, dtype=torch.int64))
-    assert lag.take() == {"train/policy_lag_mean": 2.5, "train/policy_lag_min": 1, "train/policy_lag_max": 4}
-    assert lag.take() == {}
-    lag.add(torch.tensor([7]))
-    assert lag.take() == {"train/policy_lag_mean": 7.0, "train/policy_lag_min": 7, "train/policy_lag_max": 7}
-
-
 def test_a_metric_without_a_description_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(monkeypatch, metrics={"loss": "of a test"})
     assert "train/loss" in training.report().metrics  # and `skipped_in_a_row`, which no algorithm describes
     monkeypatch.setattr(training.learner, "metrics", lambda: {"loss": 0.5, "size": 1.0, "age": 2.0})
     with pytest.raises(UsageError, match=r"^`metrics` of the algorithm does not describe age, size, which its learner"):
         training.report()
+
+
+def test_a_report_says_between_what_the_lag_was_since_the_last(training: Training) -> None:
+    def reported(*lags: list[int]) -> dict[str, float]:
+        training.worker._lags += [torch.tensor(steps, dtype=torch.int64) for steps in lags]
+        return {name: value for name, value in training.report().metrics.items() if "policy_lag" in name}
+
+    figures = {"train/policy_lag_mean": 2.5, "train/policy_lag_min": 1, "train/policy_lag_max": 4}
+    assert reported([3, 1, 2], [4], []) == figures
+    assert reported() == reported([]) == {}
+    assert reported([7]) == dict.fromkeys(figures, 7)
