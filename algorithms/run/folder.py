@@ -116,7 +116,7 @@ def saved_measurement(directory: Path) -> dict[str, Any]:
     return measured if isinstance(measured, dict) else {}
 
 
-class Source(NamedTuple):
+class WeightSource(NamedTuple):
     """Checkpoints of a policy, whose weights another run starts from.
 
     Attributes:
@@ -140,7 +140,7 @@ class Source(NamedTuple):
 CHOSEN = re.compile(r"ckpt_(\d{1,15})")
 
 
-def find_source(text: str, group: Path) -> Source:
+def find_source(text: str, group: Path) -> WeightSource:
     """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN is in the group, or is a path.
 
     Raises:
@@ -159,18 +159,18 @@ def find_source(text: str, group: Path) -> Source:
         )
     if chosen is not None:
         return _chosen(text, RunFolder(run), policy, int(chosen[1]))
-    source = Source(RunFolder(run), policy, "best" if best else "latest")
+    source = WeightSource(RunFolder(run), policy, "best" if best else "latest")
     if not listed(source.checkpoints):
         raise UsageError(f"--init_from={shown(text)}: there is no checkpoint in {shown(str(source.checkpoints))}")
     return source
 
 
-def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> Source:
+def _chosen(text: str, run: RunFolder, policy: int, env_steps: int) -> WeightSource:
     """Return the checkpoint of a policy at these env steps, of any kind (UsageError: no checkpoint)."""
     steps = {kind: [n for n, _ in listed(run.checkpoints(policy, kind))] for kind in CHECKPOINT_FOLDERS}
     for kind, found in steps.items():
         if env_steps in found:
-            return Source(run, policy, kind, env_steps)
+            return WeightSource(run, policy, kind, env_steps)
     known = ", ".join(f"ckpt_{n}" for n in sorted({n for found in steps.values() for n in found})) or "none"
     where = shown(str(run.checkpoints(policy)))
     raise UsageError(f"--init_from={shown(text)}: there is no such checkpoint in {where}; there are: {known}")

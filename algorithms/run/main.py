@@ -22,15 +22,15 @@ from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.run.first_batch import FirstBatch
 from appo.algorithms.run.observers import (
-    Observers,
     check_observers,
     evaluate_beside,
+    make_monitor,
     say_output,
     start_tracking,
     with_saves_to_evaluate,
 )
 from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
-from appo.algorithms.run.policies import make_controller, make_self_play
+from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
@@ -43,7 +43,7 @@ from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.algorithms.runtime.custom_summaries import CustomSummaries
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
-from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.messages import Address
 from appo.algorithms.runtime.monitor.performance import Machine
 from appo.algorithms.runtime.monitor.status import Status
@@ -64,7 +64,6 @@ from appo.algorithms.runtime.runner import Runner, Turns, run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.make import check_name
 from appo.envs.masks import masks_said
-from appo.envs.spec import EnvSpec
 from appo.utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
 from appo.utils.logging import configure
 from appo.utils.system.devices import choose_device
@@ -140,29 +139,22 @@ class Run:
             )
             lock = stack.enter_context(locked)
             if (directory := lock.path.parent) != self.directory:
-                self._be_called(directory)
+                self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
+                self.directory, self.status = directory, Status(directory)
+                self.status.machine = self.machine
             self.upkeep = Upkeep(self.config.run.folder, lock, self.config.logging.max_log_mb << 20)
             stack.enter_context(self.signals)
             self._open = stack.pop_all()
         return self
-
-    def _be_called(self, directory: Path) -> None:
-        self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
-        self.directory, self.status = directory, Status(directory)
-        self.status.machine = self.machine
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._open.__exit__(kind, error, traceback)
 
-    def finished_before(self) -> str | None:
-        """Return the reason if nothing is left to do for these flags, else None."""
-        return finished_before(self.config)
-
     def train(self) -> int:
         """Train to the end, as the command line does; return the exit code."""
-        if reason := self.finished_before():
+        if reason := finished_before(self.config):
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
         self.janitor.owns_main = True  # all that this process starts is the run's
@@ -242,7 +234,9 @@ class Run:
         for note in spec.notes:
             log.warning("%s", note)
         topology = topology_of(config, sampling, spec.num_agents)
-        _log_idle_flags(config, spec, models, sampling)
+        remembers = any(model.rnn_state_size for model in models)
+        for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
+            log.warning("%s", line)
         blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
@@ -262,10 +256,9 @@ class Run:
                 log.info("%s", of_earlier)
 
         # What listens to the workers, and the workers.
-        observers = Observers(config, self.callbacks)
         kind = config.algorithm
         machine = Machine(core_time(), self.device == "cuda", config.takes_turns, kind.needs_actors, kind.replays)
-        monitor = observers.monitor(resumed, budget, machine)
+        monitor = make_monitor(config, self.callbacks, resumed, budget, machine)
         start_tracking(monitor, config, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
         monitor.disk = self.status.disk
@@ -282,7 +275,7 @@ class Run:
         )
         self._first_batch = FirstBatch.of(config, topology)
         stack.callback(say_output, monitor, config)
-        stack.callback(observers.compare, monitor)
+        stack.callback(log_comparison, monitor, config)
         evaluator = stack.enter_context(evaluate_beside(config, self.janitor))
         if evaluator is not None:
             monitor.beside["evaluator"] = evaluator
@@ -365,23 +358,13 @@ class Run:
             )
         return plan.sampling
 
-    def _serial(self, blueprint: Blueprint, arena: Arena) -> Workers:
-        """Make all workers in this process."""
-        _prepare_serial(self.sampling.learner_threads)
-        plan = self._plan(blueprint, arena, None, MAIN.name, 0)
-
-        addresses = blueprint.topology.address_book()
-
-        def build(outbox: fork_server.Outbox) -> Node:
-            return Node(blueprint(plan, Heartbeat(arena, 0)), addresses.address_of, outbox)
-
-        return InProcess(build)
-
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
         """Make every worker in the process that the topology assigns."""
-        if self.sampling.placement == "serial":
-            return self._serial(blueprint, arena)
         topology, sampling = blueprint.topology, self.config.sampling
+        if self.sampling.placement == "serial":
+            _prepare_serial(self.sampling.learner_threads)
+            alone, addresses = self._plan(blueprint, arena, None, MAIN.name, 0), topology.address_book()
+            return InProcess(lambda outbox: Node(blueprint(alone, Heartbeat(arena, 0)), addresses.address_of, outbox))
         check_descriptors(topology)
         links, names = Links(topology), list(topology.processes())
         progress = Progress(topology, arena, blueprint.trajectories(arena))
@@ -441,12 +424,6 @@ def _showing(gpus: str) -> Iterator[None]:
     finally:
         del os.environ[name]
         os.environ |= {} if before is None else {name: before}
-
-
-def _log_idle_flags(config: Config, spec: EnvSpec, models: Sequence[ModelDescription], sampling: Sampling) -> None:
-    remembers = any(model.rnn_state_size for model in models)
-    for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
-        log.warning("%s", line)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

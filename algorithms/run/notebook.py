@@ -22,7 +22,7 @@ LINE_SECONDS = 5.0  # between lines where nothing can be drawn
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
-class Point(NamedTuple):
+class ReturnPoint(NamedTuple):
     """A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
 
     env_steps: int
@@ -44,7 +44,7 @@ def watch(run: Training) -> Result:
         AppoError: as `Training`.
         KeyboardInterrupt: the kernel was interrupted; progress is saved.
     """
-    canvas, curve = canvas_of_process(), Curve()
+    canvas, curve = canvas_of_process(), ReturnCurve()
     with run:
         for report in run:
             curve.add(report)
@@ -54,7 +54,7 @@ def watch(run: Training) -> Result:
     return run.result
 
 
-class Curve:
+class ReturnCurve:
     """Returns of a run so far.
 
     Attributes:
@@ -62,12 +62,12 @@ class Curve:
     """
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[ReturnPoint] = []
 
     def add(self, report: Report) -> None:
         """Add a report."""
         if any(value is not None for value in report.episode_returns):
-            self.points.append(Point(report.env_steps, report.episode_returns))
+            self.points.append(ReturnPoint(report.env_steps, report.episode_returns))
         if len(self.points) > MOST_POINTS:
             del self.points[1::2]  # the first and the last stay
 
@@ -105,7 +105,7 @@ class Curve:
         return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{lines}{labels}</svg>'
 
 
-def _line(points: Sequence[Point], policy: int, bounds: tuple[float, float], last: int) -> str:
+def _line(points: Sequence[ReturnPoint], policy: int, bounds: tuple[float, float], last: int) -> str:
     low, high = bounds
     wide, tall = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
     places = [

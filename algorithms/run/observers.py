@@ -12,7 +12,6 @@ from typing import Any
 from appo.algorithms.run.config import FLAGS_BY_PART, Config
 from appo.algorithms.run.directory.journal import begun_at
 from appo.algorithms.run.directory.page import unusual
-from appo.algorithms.run.policies import comparison
 from appo.algorithms.run.trust import NoKey, make_key
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, Hooks
@@ -38,40 +37,28 @@ EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.start
 """Flags of `appo evaluate`, which has them without the prefix."""
 
 
-class Observers:
-    """Makes the observers of a run.
+def make_monitor(
+    config: Config,
+    callbacks: Sequence[Callbacks],
+    resumed: Sequence[Mapping[str, Any]],
+    budget: Budget,
+    machine: Machine,
+) -> Monitor:
+    """Make the monitor, which receives all reports, with its displays and callbacks.
 
     Args:
         config: all flags.
         callbacks: objects that receive reports, besides callbacks named by flags.
+        resumed: plain state of every policy's checkpoint; {}: no checkpoint.
+        budget: limits of the run.
+        machine: facts of the machine and the algorithm.
     """
-
-    def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
-        self.config, self.callbacks = config, callbacks
-
-    def monitor(self, resumed: Sequence[Mapping[str, Any]], budget: Budget, machine: Machine) -> Monitor:
-        """Make the monitor, which receives all reports, and its displays."""
-        flags, directory = self.config.logging, self.config.run.run_directory
-        hooks = None
-        if flags.callbacks or self.callbacks:
-            hooks = Hooks.make(flags.callbacks, self.config.to_flat(), None, self.callbacks)
-        monitor = Monitor(directory, flags, resumed, budget, machine, self.config.frozen, hooks)
-        monitor.console = console_for(
-            flags,
-            Title(
-                directory,
-                self.config.env.env or self.config.run.algo,
-                aim_of(budget.plain()),
-                self.config.algorithm.panel,
-            ),
-        )
-        return monitor
-
-    def compare(self, monitor: Monitor) -> None:
-        """Log the differences between policies that `--per_policy` has set apart, unless training mixed them."""
-        if self.config.population.per_policy and not self.config.population.with_pbt:
-            for line in comparison(monitor.policies, self.config.differences):
-                log.info("%s", line)
+    flags, directory = config.logging, config.run.run_directory
+    hooks = Hooks.make(flags.callbacks, config.to_flat(), None, callbacks) if flags.callbacks or callbacks else None
+    monitor = Monitor(directory, flags, resumed, budget, machine, config.frozen, hooks)
+    title = Title(directory, config.env.env or config.run.algo, aim_of(budget.plain()), config.algorithm.panel)
+    monitor.console = console_for(flags, title)
+    return monitor
 
 
 def say_output(monitor: Monitor, config: Config) -> None:

@@ -5,7 +5,7 @@ These rules apply without measurements. The result of training on a given batch 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from appo.algorithms.population.config import past_slots
 from appo.algorithms.run.algorithms import find_preset
@@ -105,7 +105,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
     if config.algorithm.whole_rollouts:
         return "local"
     if wanted != "auto":
-        return _as_placement(wanted)
+        return cast(Placement, wanted)  # one of the choices of the flag
     if config.run.deterministic_resume and not config.sampling.lockstep:
         return "serial"
     if device == "cuda":
@@ -184,13 +184,6 @@ def gpus_of(workers: Sequence[Address], sampling: SamplingConfig) -> str | None:
     """
     actors, gpus = [worker.index for worker in workers if worker.role == ACTOR.name], sampling.actor_worker_gpus
     return ",".join(dict.fromkeys(str(gpus[actor % len(gpus)]) for actor in actors if gpus)) if actors else None
-
-
-def _as_placement(name: str) -> Placement:
-    match name:
-        case "central" | "local" | "serial":
-            return name
-    raise ValueError(f"{name} is no placement")
 
 
 def _clamp(value: int, low: int, high: int) -> int:

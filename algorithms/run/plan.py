@@ -38,6 +38,11 @@ SEED_BRANCHES = {
 }
 
 
+def seed_of(seeds: np.random.SeedSequence) -> int:
+    """Return one seed of 63 bits."""
+    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+
+
 @dataclass(frozen=True)
 class Probe:
     """Description of environment and models, measured before memory is reserved.

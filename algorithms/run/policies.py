@@ -1,5 +1,6 @@
 """Several policies in one run: their controllers in main, and their comparison at the end."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.command_line import words_of
+
+log = logging.getLogger(__name__)
 
 
 def make_controller(
@@ -58,6 +61,13 @@ def make_self_play(
     past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), table)
     env_steps = int(resumed["env_steps"]) if resumed else None
     return SelfPlay(config.population, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
+
+
+def log_comparison(monitor: Monitor, config: Config) -> None:
+    """Log the differences between policies that `--per_policy` has set apart, unless training mixed the policies."""
+    if config.population.per_policy and not config.population.with_pbt:
+        for line in comparison(monitor.policies, config.differences):
+            log.info("%s", line)
 
 
 def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, Any]]) -> list[str]:

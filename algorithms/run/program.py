@@ -45,8 +45,9 @@ def check_program(config: Config, *, has_workers: bool) -> None:
         given.to_bytes(config.env.env)
     if script_of(MAIN) is not None:
         return
-    if (registered := gymnasium.registry.get(config.env.env)) and _is_of_program(registered.entry_point):
-        made = getattr(registered.entry_point, "__name__", "MyEnv")
+    made_by = registered.entry_point if (registered := gymnasium.registry.get(config.env.env)) else None
+    if callable(made_by) and getattr(made_by, "__module__", "") == MAIN:
+        made = getattr(made_by, "__name__", "MyEnv")
         raise UsageError(
             f"env={config.env.env} is registered by a notebook, a session or stdin, which worker processes cannot"
             f" import: give what it makes, as env={made}"
@@ -61,10 +62,6 @@ def check_program(config: Config, *, has_workers: bool) -> None:
                     f' file my_module.py and give {flag}="my_module:{str(name).partition(":")[2]}", or train with'
                     ' inference="serial"'
                 )
-
-
-def _is_of_program(entry_point: object) -> bool:
-    return callable(entry_point) and getattr(entry_point, "__module__", "") == MAIN
 
 
 def given_again(config: Config) -> str:

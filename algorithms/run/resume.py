@@ -11,8 +11,8 @@ import numpy as np
 
 from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from appo.algorithms.run.directory.journal import count_starts, journal
-from appo.algorithms.run.folder import Source, find_source, saved_flags, saved_measurement
-from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan
+from appo.algorithms.run.folder import WeightSource, find_source, saved_flags, saved_measurement
+from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan, seed_of
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
 from appo.algorithms.runtime.best_checkpoint import KEY as BEST
@@ -100,16 +100,12 @@ def seed_of_resumed(directory: Path, seed: int) -> int:
 
     With the run's seed, environments would repeat the same episodes after each interruption.
     """
-    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], count_starts(directory)))
-    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+    return seed_of(np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["start"], count_starts(directory))))
 
 
 def seed_of_segment(seed: int, env_steps: int) -> int:
     """Return the seed of the segment that begins at a checkpoint, independent of the number of starts."""
-    if not env_steps:
-        return seed
-    seeds = np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))
-    return int(seeds.generate_state(1, np.uint64)[0] >> 1)
+    return seed_of(np.random.SeedSequence(seed, spawn_key=(SEED_BRANCHES["leg"], env_steps))) if env_steps else seed
 
 
 def fill(
@@ -158,11 +154,7 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
         ((block, model),) = new
         return _take_over(config, source, loaded, block, model)
     for block, model in new:
-        layout = model.layout
-        try:
-            state, _ = decode(loaded.files, model.table, layout)
-        except UsageError as error:
-            raise UsageError(f"--init_from={shown(named)}: {error}") from None
+        layout, state = model.layout, _decoded(named, loaded, model)
         vectors = {
             name: vector if layout.vectors[name].inherited else np.zeros_like(vector)
             for name, vector in state.vectors.items()
@@ -172,14 +164,18 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
     return {}
 
 
+def _decoded(named: str, loaded: checkpoint_files.Loaded, model: ModelDescription) -> LearnerState:
+    try:
+        return decode(loaded.files, model.table, model.layout)[0]
+    except UsageError as error:
+        raise UsageError(f"--init_from={shown(named)}: {error}") from None
+
+
 def _take_over(
-    config: Config, source: Source, loaded: checkpoint_files.Loaded, block: StateBlock, model: ModelDescription
+    config: Config, source: WeightSource, loaded: checkpoint_files.Loaded, block: StateBlock, model: ModelDescription
 ) -> dict[str, Any]:
     """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
-    try:
-        state, _ = decode(loaded.files, model.table, model.layout)
-    except UsageError as error:
-        raise UsageError(f"--init_from={shown(config.run.init_from)}: {error}") from None
+    state = _decoded(config.run.init_from, loaded, model)
     before = saved_flags(source.run.path)
     changed = {change.partition(" ")[0] for change in changed_flags(before, config.to_flat())}
     meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
@@ -190,7 +186,7 @@ def _take_over(
     return meta
 
 
-def _load_source(source: Source, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
+def _load_source(source: WeightSource, limit: checkpoint_files.Limit) -> checkpoint_files.Loaded:
     """Load the newest checkpoint of a policy, the best of kind `best`, or exactly the chosen one."""
     if source.env_steps is not None:
         loaded = checkpoint_files.load(source.checkpoints, check=decode, at_most=source.env_steps, limit=limit)

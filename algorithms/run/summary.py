@@ -143,15 +143,10 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError), open_own(metrics) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")):
-            if (record := _record(line)) is not None:
+            record = parse_record(line)  # None for a torn line, like the first one of a tail
+            if record is not None and isinstance(record.get("policy"), int):
                 last.setdefault(record["policy"], record)
     return list(last.values())
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics; None for a torn line, like the first one of a tail."""
-    record = parse_record(line)
-    return record if record is not None and isinstance(record.get("policy"), int) else None
 
 
 def _best_return(folder: RunFolder, last: float | None) -> float | None:

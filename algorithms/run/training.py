@@ -20,10 +20,12 @@ from appo.algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, reso
 from appo.algorithms.run.main import Run
 from appo.algorithms.run.observers import trust_words
 from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
+from appo.algorithms.run.resume import finished_before
 from appo.algorithms.runtime.callbacks import Callbacks
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import named, vector_of
 from appo.algorithms.runtime.messages import ReplaceWeights
+from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.processes import fork_server
 from appo.algorithms.runtime.processes.beside import answer_of
 from appo.algorithms.runtime.processes.janitor import Janitor
@@ -153,7 +155,7 @@ class Training:
             stack.enter_context(self._run)
             if given.is_given(self.config.env.env):
                 log.warning("%s", given_again(self.config))
-            if reason := self._run.finished_before():
+            if reason := finished_before(self.config):
                 self._end(f"finished before: {reason}", 0)
             else:
                 self._turns = self._run.turns()
@@ -262,9 +264,7 @@ class Training:
         Raises:
             UsageError: the run has not begun.
         """
-        if self._runner is None:
-            raise UsageError("the run has not begun: iterate over it")
-        monitor, now = self._runner.monitor, time.monotonic()
+        monitor, now = self._monitor(), time.monotonic()
         policies = monitor.policies
         return Report(
             seconds=now - monitor.started,
@@ -313,7 +313,8 @@ class Training:
             UsageError: as `save`; or the command failed, with its message.
         """
         self.save()
-        words = (f"--{name}={_word(value)}" for name, value in flags.items())
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flags.items()}
+        words = (f"--{name}={text}" for name, text in texts.items())
         said = self._beside("evaluate", str(self.directory.absolute()), *words, "--json")
         return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
@@ -337,9 +338,7 @@ class Training:
         Raises:
             UsageError: the run has not begun, or a named worker has not reported.
         """
-        if self._runner is None:
-            raise UsageError("the run has not begun: iterate over it")
-        monitor = self._runner.monitor
+        monitor = self._monitor()
         found: dict[str, dict[str, float]] = {name: dict(counts) for name, counts in monitor.workers.items()}
         for name, times in monitor.times.items():
             window = times.window()
@@ -354,6 +353,11 @@ class Training:
     def _beside(self, *words: str) -> str:
         with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
             return answer_of((*words, *trust_words(self.config)), janitor, self._advance)
+
+    def _monitor(self) -> Monitor:
+        if self._runner is None:
+            raise UsageError("the run has not begun: iterate over it")
+        return self._runner.monitor
 
     @property
     def _env_steps(self) -> int:
@@ -394,10 +398,6 @@ class Training:
         self._turns = None
         report = self.report() if self._runner is not None else _report_of(self.directory)
         self._result = Result(reason, exit_code, self.directory, report)
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from appo.algorithms.run.notebook import MOST_POINTS, Curve
+from appo.algorithms.run.notebook import MOST_POINTS, ReturnCurve
 from appo.algorithms.run.training import Report
 from tests.integration.runs import ROOT
 from tests.markdown import blocks
@@ -88,7 +88,7 @@ def report(env_steps: int, *returns: float | None) -> Report:
 
 
 def test_a_curve_begins_with_the_first_episode_and_has_a_line_for_each_policy() -> None:
-    curve = Curve()
+    curve = ReturnCurve()
     curve.add(report(0, None, None))
     assert curve.picture("a<b", report(0, None), None) == (
         '<div><b>a&lt;b</b> <progress max="1"></progress> 0 env steps, 1 s, no episode has ended</div>'
@@ -101,7 +101,7 @@ def test_a_curve_begins_with_the_first_episode_and_has_a_line_for_each_policy() 
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
-    curve = Curve()
+    curve = ReturnCurve()
     for step in range(10 * MOST_POINTS + 1):
         curve.add(report(step, float(step)))
     assert MOST_POINTS // 2 <= len(curve.points) <= MOST_POINTS

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from appo.algorithms.run import main
 from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.resume import finished_before
 from appo.algorithms.runtime import budget
 from appo.utils.errors import UsageError
 from tests.integration.runs import Run, command_line, record, run_command
@@ -101,7 +102,7 @@ def test_a_run_that_has_had_its_seconds_does_nothing_until_there_are_more(tmp_pa
     env_steps = first.state()["env_steps"]
     assert first.reason == "0.5 seconds are over"
     with main.Run(parse_train(command_line(tmp_path / "run", **flags, train_for_seconds=0.5))) as again:
-        assert again.finished_before() == "0.5 seconds are over"
+        assert finished_before(again.config) == "0.5 seconds are over"
         assert again.train() == 0
     assert first.state()["env_steps"] == env_steps
     longer = record(tmp_path / "run", **flags, train_for_seconds=0.6)

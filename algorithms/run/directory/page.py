@@ -1,10 +1,8 @@
 """The page that a run leaves at its end: `README.md` in its folder, with the learning curve."""
 
 import logging
-import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -16,8 +14,8 @@ from appo.algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset,
 from appo.algorithms.run.config import LOCATION, Config
 from appo.algorithms.run.folder import saved_flags
 from appo.algorithms.run.summary import RunSummary, summary
-from appo.utils.command_line import words_of, words_of_flag
-from appo.utils.errors import PACKAGE, StopNow
+from appo.utils.command_line import own_command, words_of, words_of_flag
+from appo.utils.errors import StopNow
 from appo.utils.metrics import duration, short_number
 from appo.utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder, replace_own
 from appo.utils.system import machine
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 
 PLOT_SECONDS = 3.0  # after which drawing is given up
 SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
-PLOT = "import sys; from appo.algorithms.cli import main; sys.exit(main())"
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
@@ -160,16 +157,12 @@ def _draw(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         log.info("no learning curve is drawn: matplotlib is not installed (pip install appo[plots])")
         return
-    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory(prefix="appo-curve-") as temporary:
         picture = Path(temporary, "curve.png")
-        command = [sys.executable, "-P", "-c", PLOT, "plot", str(directory.absolute()), "-o", str(picture)]
         try:
             done = subprocess.run(  # noqa: S603 (our own interpreter and code)
-                command,
+                own_command(["plot", str(directory.absolute()), "-o", str(picture)]),
                 cwd=directory,
-                env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -205,15 +205,11 @@ def choose(
 def _choose_threads(costs: Costs, config: Config, cores: int) -> Plan:
     """Choose the fewest threads that train about as fast as any number: the only choice without actors."""
     rule = plan_workers(config, cores, "local")
-    counts = _counts(config.sampling.learner_main_loop_num_cores, _cores_of_learner(config, cores))
+    counts = _counts(config.sampling.learner_main_loop_num_cores, max(1, cores // config.sampling.num_policies))
     plans = [replace(rule, learner_threads=threads) for threads in counts]
     rates = {plan: predict(costs, plan, config, 1, cores) for plan in plans}
     chosen = next(plan for plan in plans if rates[plan] >= (1 - MARGIN) * max(rates.values()))
     return Plan(chosen, rates[chosen])
-
-
-def _cores_of_learner(config: Config, cores: int) -> int:
-    return max(1, cores // config.sampling.num_policies)
 
 
 def _margin(macro_batches: float) -> float:
@@ -260,18 +256,14 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
     measured = f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample"
-    return f"{measured} -> {workers(sampling, num_agents)}, {predicted}"
-
-
-def workers(sampling: Sampling, num_agents: int = 1) -> str:
-    """Return the processes of a plan, in words."""
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
-    return (
+    workers = (
         f"{sampling.placement}, {sampling.num_workers} actor{'s' * (sampling.num_workers > 1)} x "
         f"{sampling.num_envs_per_worker} envs{agents}{groups}{threads}"
     )
+    return f"{measured} -> {workers}, {predicted}"
 
 
 def _microseconds(seconds: float) -> str:
@@ -322,7 +314,7 @@ def usual_ratio(threads: int) -> float:
 def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -> int:
     """Return the number of threads to time in training; 0 if even ideal threads would not pay."""
     if not config.algorithm.needs_actors:
-        return limit if (limit := _cores_of_learner(config, cores)) > 1 else 0
+        return limit if (limit := max(1, cores // config.sampling.num_policies)) > 1 else 0
     limit, seconds = thread_limit(cores), at(costs.learn, 1)
     if limit == 1:
         return 0

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from appo.algorithms.population.member import PopulationMember
-from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.plan import RunPlan, seed_of
 from appo.algorithms.runtime.device_of import device_of
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
@@ -58,8 +57,8 @@ def _policy_worker(
         recurrence=b.config.learning.segment_steps,
         num_policies=t.num_acting,
         device=device.name,
-        seed=_torch_seed(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
-        group_seeds=tuple(_torch_seed(b.seeds("actions", group, *life)) for group in alone),
+        seed=seed_of(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
+        group_seeds=tuple(seed_of(b.seeds("actions", group, *life)) for group in alone),
         replaces=generation > 0,
         whole_rollouts=b.algorithm.whole_rollouts,
     )
@@ -85,7 +84,7 @@ def _learner(
     blueprint: RunPlan, arena: Arena, address: Address, device: Device, flat: FlatModule | None
 ) -> LearnerWorker:
     b, c, policy = blueprint, blueprint.config, address.index
-    torch.manual_seed(_torch_seed(b.seeds("model", policy)))
+    torch.manual_seed(seed_of(b.seeds("model", policy)))
     context = b.context(policy, device.name, b.seeds(LEARNER.name, policy), arena)
     learner = b.algorithm.make_learner(context, flat or b.algorithm.make_model(context), device)
     plan = TrainingPlan(
@@ -116,7 +115,3 @@ def _learner(
         None if b.topology.num_policies == 1 else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
     )
     return LearnerWorker(address, plan, learner, batches, memory, member)
-
-
-def _torch_seed(seeds: np.random.SeedSequence) -> int:
-    return int(seeds.generate_state(1, np.uint64)[0] >> 1)

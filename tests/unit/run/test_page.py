@@ -1,5 +1,6 @@
 import logging
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_finished_run_gets_its_curve_and_any_other_none(config: Config, monkey
 
 
 def test_a_slow_drawing_is_given_up(config: Config, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setattr(page, "PLOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(page, "own_command", lambda words: [sys.executable, "-c", "import time; time.sleep(60)"])
     monkeypatch.setattr(page, "PLOT_SECONDS", 0.2)
     caplog.set_level(logging.INFO)
     directory = ended(config)
