@@ -202,19 +202,11 @@ def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser
 def _add(group: "argparse._ArgumentGroup", flag: Flag, preset: Mapping[str, object]) -> None:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     choices = "|".join(flag.choices)
-    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {_default(flag, preset)})".replace("%", "%%")
-    metavar = METAVARS[flag.kind]
+    default = words_of(preset.get(flag.name, flag.default)) + (" by preset" if flag.name in preset else "")
+    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {default})".replace("%", "%%")
     alone = "True" if flag.kind == "bool" else flag.alone
-    if alone is not None:
-        group.add_argument(*names, dest=flag.name, nargs="?", const=alone, metavar=metavar, help=text)
-    else:
-        nargs = "*" if flag.kind in LISTS else None
-        group.add_argument(*names, dest=flag.name, nargs=nargs, metavar=metavar, help=text)
-
-
-def _default(flag: Flag, preset: Mapping[str, object]) -> str:
-    value = preset.get(flag.name, flag.default)
-    return words_of(value) + (" by preset" if flag.name in preset else "")
+    nargs = "?" if alone is not None else "*" if flag.kind in LISTS else None
+    group.add_argument(*names, dest=flag.name, nargs=nargs, const=alone, metavar=METAVARS[flag.kind], help=text)
 
 
 def words_of(value: object) -> str:

@@ -242,8 +242,7 @@ def open_own(path: Path) -> BinaryIO:
 
 def open_in(folder: int, name: str) -> BinaryIO:
     """Open a file by name in an open folder; see `open_own`."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(_open_plain(folder, name, flags), "rb")
+    return os.fdopen(_open_plain(folder, name, os.O_RDONLY), "rb")
 
 
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
@@ -258,9 +257,8 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
         OSError: the file cannot be written, is no plain file, has a second name (a hard link), or is or lies behind a
             link.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
-        return _open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
 
 
 def update_own(path: Path, *, mode: int = 0o644) -> int:
@@ -270,8 +268,7 @@ def update_own(path: Path, *, mode: int = 0o644) -> int:
         OSError: see `append_to_own`.
     """
     with own_folder(path.parent) as folder:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return _open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT, mode)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
@@ -287,7 +284,7 @@ def new_own(path: Path, *, make: bool = False) -> int:
 
 def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     try:
-        descriptor = os.open(name, flags, mode, dir_fd=folder)
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:
         raise _explained(error, folder, name) from None
     found = os.fstat(descriptor)
