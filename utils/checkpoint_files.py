@@ -13,12 +13,12 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from appo.utils.directories import remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
-from appo.utils.hashed_files import Content, Entry, chunks, opened, write_file
+from appo.utils.hashed_files import Content, ManifestEntry, chunks, opened, write_file
 from appo.utils.run_folder import CORRUPT, enter, names_in_own, own_folder
 from appo.utils.system import machine
 
@@ -30,8 +30,6 @@ _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _READ_ATTEMPTS = 100
 _SMALL_BYTES = 64 << 20  # there is always memory for it
-
-T = TypeVar("T")
 
 
 class Limit(NamedTuple):
@@ -48,7 +46,7 @@ class Damaged(NamedTuple):
     reason: str
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """The newest checkpoint that verifies."""
 
     path: Path
@@ -59,7 +57,7 @@ class Found(NamedTuple):
 class Loaded(NamedTuple):
     """The newest checkpoint that verifies, with the contents of its files."""
 
-    found: Found
+    found: FoundCheckpoint
     files: dict[str, bytes]
 
 
@@ -128,18 +126,6 @@ def read(path: Path, name: str) -> bytes:
         return b"".join(chunks(directory, path, name, manifest[name]))
 
 
-def newest(parent: Path) -> Found | None:
-    """Return the checkpoint with the highest step that verifies; None without checkpoints.
-
-    Safe beside a process that saves and prunes: a checkpoint removed while being read does not count as damaged.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged.
-    """
-    result = _examine_newest(parent, verify)
-    return None if result is None else result[0]
-
-
 def load(
     parent: Path,
     worth: Callable[[Path], float] = lambda path: 0.0,
@@ -147,7 +133,9 @@ def load(
     at_most: int | None = None,
     limit: Limit | None = None,
 ) -> Loaded | None:
-    """Load the newest of the checkpoints with the highest worth; None without checkpoints. See `newest`.
+    """Load the newest usable checkpoint of those with the highest worth; None without checkpoints.
+
+    Safe beside a process that saves and prunes: a checkpoint removed while being read does not count as damaged.
 
     Args:
         parent: directory of the checkpoints.
@@ -169,8 +157,24 @@ def load(
             raise CheckpointError(f"{path}: {error}") from None
         return files
 
-    result = _examine_newest(parent, examine, worth, at_most)
-    return None if result is None else Loaded(*result)
+    for _ in range(_READ_ATTEMPTS):
+        damaged: list[Damaged] = []
+        near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
+        candidates = sorted(near, key=lambda candidate: worth(candidate[1]), reverse=True)
+        for step, path in candidates:
+            inode = _inode(path)
+            try:
+                return Loaded(FoundCheckpoint(path, step, tuple(damaged)), examine(path))
+            except CheckpointError as error:
+                if inode is not None and _inode(path) == inode:
+                    damaged.append(Damaged(path, str(error)))
+        if not candidates:
+            return None
+        if len(damaged) == len(candidates):
+            reasons = "; ".join(reason for _, reason in damaged)
+            raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
+        # Checkpoints were pruned or replaced while being read, so newer ones exist now.
+    raise CheckpointError(f"{parent}: checkpoints come and go faster than they can be read")
 
 
 def prune(parent: Path, keep: int) -> list[Path]:
@@ -258,19 +262,19 @@ def _describe(error: OSError, path: Path) -> str:
     return f"cannot save {path}: {error.strerror or error}{free}"
 
 
-def _encode(entries: Mapping[str, Entry]) -> bytes:
+def _encode(entries: Mapping[str, ManifestEntry]) -> bytes:
     files = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in entries.items()}
     text = json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True)
     return text.encode() + b"\n"
 
 
-def _manifest(directory: int, path: Path) -> dict[str, Entry]:
+def _manifest(directory: int, path: Path) -> dict[str, ManifestEntry]:
     """Return the entries of a manifest; every byte that `save` would write differently is damage."""
     raw = b"".join(chunks(directory, path, MANIFEST, None))
     try:
         document = json.loads(raw)
         version = document["format_version"]
-        entries = {name: Entry(int(e["size"]), str(e["sha256"])) for name, e in document["files"].items()}
+        entries = {name: ManifestEntry(int(e["size"]), str(e["sha256"])) for name, e in document["files"].items()}
         if not all(_COMPONENT.fullmatch(name) for name in entries):
             raise ValueError("a name that leads out of the directory")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -282,7 +286,7 @@ def _manifest(directory: int, path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
+def _checked_manifest(directory: int, path: Path) -> dict[str, ManifestEntry]:
     """Return the manifest if exactly its files exist, beside hidden files, which network file systems leave."""
     manifest = _manifest(directory, path)
     present = {name for name in os.listdir(directory) if not name.startswith(".")}
@@ -313,33 +317,6 @@ def contents(path: Path, limit: Limit | None = None) -> dict[str, bytes]:
         if size > _SMALL_BYTES and size > (free := machine.available_memory_bytes()):  # before the first byte is read
             raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
         return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
-
-
-def _examine_newest(
-    parent: Path,
-    examine: Callable[[Path], T],
-    worth: Callable[[Path], float] = lambda path: 0.0,
-    at_most: int | None = None,
-) -> tuple[Found, T] | None:
-    """Apply a function to checkpoints, best and newest first, until the function does not raise CheckpointError."""
-    for _ in range(_READ_ATTEMPTS):
-        damaged: list[Damaged] = []
-        near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
-        candidates = sorted(near, key=lambda candidate: worth(candidate[1]), reverse=True)
-        for step, path in candidates:
-            inode = _inode(path)
-            try:
-                return Found(path, step, tuple(damaged)), examine(path)
-            except CheckpointError as error:
-                if inode is not None and _inode(path) == inode:
-                    damaged.append(Damaged(path, str(error)))
-        if not candidates:
-            return None
-        if len(damaged) == len(candidates):
-            reasons = "; ".join(reason for _, reason in damaged)
-            raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
-        # Checkpoints were pruned or replaced while being read, so newer ones exist now.
-    raise CheckpointError(f"{parent}: checkpoints come and go faster than they can be read")
 
 
 def _looks_whole(path: Path) -> bool:

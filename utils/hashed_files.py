@@ -19,7 +19,7 @@ SMALL_BYTES = 1 << 20
 Content = bytes | Callable[[BinaryIO], None]
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """Size and hash of one file in the manifest."""
 
     size: int  # bytes
@@ -55,12 +55,12 @@ class HashingFile(io.RawIOBase):
         self._size += done
         return done
 
-    def entry(self) -> Entry:
+    def entry(self) -> ManifestEntry:
         """Return the entry of the bytes so far."""
-        return Entry(self._size, self._hash.hexdigest())
+        return ManifestEntry(self._size, self._hash.hexdigest())
 
 
-def write_file(directory: int, name: str, content: Content) -> Entry:
+def write_file(directory: int, name: str, content: Content) -> ManifestEntry:
     """Write a new file to the disk, in a directory given as a descriptor; return the entry of the file."""
     failpoint("ckpt.open")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,7 +78,7 @@ def write_file(directory: int, name: str, content: Content) -> Entry:
     return file.entry()
 
 
-def chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterator[bytes]:
+def chunks(directory: int, path: Path, name: str, entry: ManifestEntry | None) -> Iterator[bytes]:
     """Yield the bytes of one file of a directory, following no link.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-class Window:
+class RateWindow:
     """Rate of a count over the last seconds, from (monotonic time, count) pairs."""
 
     def __init__(self, seconds: float) -> None:
@@ -33,7 +33,7 @@ class RateMeter:
     """The rate of one count over several windows at once."""
 
     def __init__(self, windows_seconds: Sequence[float] = (10.0, 60.0, 300.0)) -> None:
-        self._windows = [Window(seconds) for seconds in windows_seconds]
+        self._windows = [RateWindow(seconds) for seconds in windows_seconds]
 
     def add(self, now: float, count: float) -> None:
         """Record the count so far at a monotonic time."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.tools.selftest.killer import MARKER, processes_of
-from appo.utils.hashed_files import Entry
+from appo.utils.hashed_files import ManifestEntry
 
 EXTRA_SECONDS, EXTRA_BYTES = 2.0, 100 << 20
 """What a command may take beyond the same one on the run as it was."""
@@ -453,7 +453,9 @@ class Mutation:
         if path.name == manifest.name or not manifest.is_file() or self.draw.randrange(2):
             return
         files = {one.name: one.read_bytes() for one in path.parent.iterdir() if one.is_file() and one != manifest}
-        entries = {name: Entry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
+        entries = {
+            name: ManifestEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()
+        }
         manifest.write_bytes(importlib.import_module("appo.utils.checkpoint_files")._encode(entries))
 
 
