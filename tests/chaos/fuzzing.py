@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.utils.hashed_files import Entry
+from appo.utils.hashed_files import ManifestEntry
 from tests.chaos.killer import MARKER, processes_of
 
 EXTRA_SECONDS, EXTRA_BYTES = 2.0, 100 << 20
@@ -454,7 +454,9 @@ class Mutation:
         if path.name == manifest.name or not manifest.is_file() or self.draw.randrange(2):
             return
         files = {one.name: one.read_bytes() for one in path.parent.iterdir() if one.is_file() and one != manifest}
-        entries = {name: Entry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
+        entries = {
+            name: ManifestEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()
+        }
         manifest.write_bytes(importlib.import_module("appo.utils.checkpoint_files")._encode(entries))
 
 

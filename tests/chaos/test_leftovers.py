@@ -103,9 +103,9 @@ def kill_and_check(run: TrainingRun, role: str) -> float:
 
 def assert_saved(run: TrainingRun, at_least: int) -> None:
     """One good checkpoint. A dead learner cannot be asked: of it, the state of about a second before remains."""
-    found = checkpoint_files.newest(run.directory / "checkpoint_p0")
-    assert found is not None
-    assert not found.damaged
+    loaded = checkpoint_files.load(run.directory / "checkpoint_p0")
+    assert loaded is not None
+    assert not loaded.found.damaged
     assert len(checkpoint_steps(run.directory)) == 1
     assert checkpoint_steps(run.directory)[0] >= at_least
 

@@ -27,9 +27,9 @@ def interrupted_run(folder: Path, number: int, *flags: str, env: str = "CartPole
     assert ended.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[signal.Signals(number)]
     assert ended.seconds < patient(END_SECONDS)
     assert "Traceback" not in ended.stderr
-    found = checkpoint_files.newest(run.directory / "checkpoint_p0")
-    assert found is not None
-    assert not found.damaged
+    loaded = checkpoint_files.load(run.directory / "checkpoint_p0")
+    assert loaded is not None
+    assert not loaded.found.damaged
     assert checkpoint_steps(run.directory)[-1] >= reported
     return ended.stderr
 

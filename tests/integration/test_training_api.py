@@ -55,9 +55,9 @@ def test_a_run_is_iterated_saved_and_goes_on(tmp_path: Path) -> None:
             reports.append(report)
             if len(reports) == 5:
                 run.save()
-                found = checkpoint_files.newest(run.directory / "checkpoint_p0")
-                assert found is not None
-                assert found.step >= report.env_steps
+                loaded = checkpoint_files.load(run.directory / "checkpoint_p0")
+                assert loaded is not None
+                assert loaded.found.step >= report.env_steps
     assert [r.env_steps for r in reports] == sorted(r.env_steps for r in reports)
     result = run.result
     assert result == Result(result.reason, 0, tmp_path / "a", reports[-1])

@@ -18,23 +18,23 @@ Number = TypeVar("Number", int, float)
 
 def cpu_quota(cgroups: Path, proc: Path) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and those above it; None without a quota."""
-    quotas = [parse_cpu_max(kernel_text(group / "cpu.max")) for group in _version_2(cgroups, proc)]
-    for group in _version_1(cgroups, proc, "cpu"):
+    quotas = [parse_cpu_max(kernel_text(group / "cpu.max")) for group in _groups(cgroups, proc, "")]
+    for group in _groups(cgroups, proc, "cpu"):
         quotas.append(parse_cfs(kernel_text(group / "cpu.cfs_quota_us"), kernel_text(group / "cpu.cfs_period_us")))
-    return _least(quotas)
+    return least(quotas)
 
 
 def cgroup_free_bytes(cgroups: Path, proc: Path) -> int | None:
     """Return limit minus usage, the smallest of this process's cgroup and those above it; None without a limit."""
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    free = [_free(group, "memory.max", "memory.current", "inactive_file") for group in _version_2(cgroups, proc)]
-    return _least(free + [_free(group, *names) for group in _version_1(cgroups, proc, "memory")])
+    free = [_free(group, "memory.max", "memory.current", "inactive_file") for group in _groups(cgroups, proc, "")]
+    return least(free + [_free(group, *names) for group in _groups(cgroups, proc, "memory")])
 
 
 def cgroup_free_pids(cgroups: Path, proc: Path) -> int | None:
     """Return how many processes and threads may be added, the smallest number up to the top; None without a limit."""
-    groups = (*_version_2(cgroups, proc), *_version_1(cgroups, proc, "pids"))
-    return _least([_free(group, "pids.max", "pids.current", "") for group in groups])
+    groups = (*_groups(cgroups, proc, ""), *_groups(cgroups, proc, "pids"))
+    return least([_free(group, "pids.max", "pids.current", "") for group in groups])
 
 
 class KernelKills:
@@ -65,17 +65,11 @@ class KernelKills:
 
     def _counts(self) -> tuple[int | None, int | None]:
         """Return the kills in this process's cgroup, or the nearest above with a count, and on the machine."""
-        files = [group / "memory.events" for group in _version_2(self._cgroups, self._proc)]
-        path = _path_of(self._proc, "memory")
-        files += [group / "memory.oom_control" for group in _up(self._cgroups / "memory", path)]
-        counts = (_count_of(file) for file in files)
+        files = [group / "memory.events" for group in _groups(self._cgroups, self._proc, "")]
+        files += [group / "memory.oom_control" for group in _groups(self._cgroups, self._proc, "memory")]
+        counts = (number_of(kernel_text(file), "oom_kill") for file in files)
         shown = next((count for count in counts if count is not None), None)
-        return shown, _count_of(self._proc / "vmstat")
-
-
-def _count_of(file: Path) -> int | None:
-    lines = kernel_text(file).splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+        return shown, number_of(kernel_text(self._proc / "vmstat"), "oom_kill")
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -102,13 +96,13 @@ def parse_memory_limit(text: str) -> int | None:
     return limit if 0 <= limit < _UNLIMITED_BYTES else None
 
 
-def parse_stat(text: str, key: str) -> int:
-    """Return the number of a key in `memory.stat`; 0 without the key."""
+def number_of(text: str, key: str) -> int | None:
+    """Return the number after a key, from a text with a key and a number per line; None without the key."""
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 2 and words[0] == key and words[1].isdigit():
+        if len(words) > 1 and words[0] == key and words[1].isdigit():
             return int(words[1])
-    return 0
+    return None
 
 
 def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
@@ -130,31 +124,25 @@ def kernel_text(path: Path) -> str:
         return ""
 
 
-def _least(limits: Iterable[Number | None]) -> Number | None:
+def least(limits: Iterable[Number | None]) -> Number | None:
+    """Return the smallest limit; None without a limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _version_1(cgroups: Path, proc: Path, controller: str) -> Iterator[Path]:
-    path = _path_of(proc, controller)
-    for mount in (controller, "cpu,cpuacct"):
-        yield from _up(cgroups / mount, path)
+def _groups(cgroups: Path, proc: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and those above; in a container often only the top one exists.
 
-
-def _version_2(cgroups: Path, proc: Path) -> Iterator[Path]:
-    path = _path_of(proc, "")
-    for mount in (".", "unified"):
-        yield from _up(cgroups / mount, path)
-
-
-def _path_of(proc: Path, controller: str) -> PurePosixPath:
+    Args:
+        cgroups: folder in which the kernel shows cgroups.
+        proc: folder in which the kernel shows processes.
+        controller: controller of version 1; "": version 2.
+    """
     path = parse_cgroups(kernel_text(proc / "self" / "cgroup")).get(controller)
-    return PurePosixPath("/") if path is None or ".." in path.parts else path
-
-
-def _up(mount: Path, path: PurePosixPath) -> Iterator[Path]:
-    """Yield the folder of a cgroup and the folders above it; in a container often only the top one exists."""
-    for ancestor in (path, *path.parents):
-        yield mount / ancestor.relative_to(ancestor.anchor)
+    if path is None or ".." in path.parts:
+        path = PurePosixPath("/")
+    for mount in (controller, "cpu,cpuacct") if controller else (".", "unified"):
+        for ancestor in (path, *path.parents):
+            yield cgroups / mount / ancestor.relative_to(ancestor.anchor)
 
 
 def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
@@ -162,4 +150,4 @@ def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int
     usage = parse_memory_limit(kernel_text(group / usage_name))
     if limit is None or usage is None:
         return None
-    return max(0, limit - usage + parse_stat(kernel_text(group / "memory.stat"), cache_name))
+    return max(0, limit - usage + (number_of(kernel_text(group / "memory.stat"), cache_name) or 0))

@@ -49,14 +49,10 @@ def came() -> bool:
 
 def is_behind(error: Exception) -> bool:
     """Return whether a KeyboardInterrupt has caused this error."""
-    return not isinstance(error, Interrupted) and any(isinstance(e, KeyboardInterrupt) for e in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
-    while cause is not None:
-        yield cause
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
+    return cause is not None and not isinstance(error, Interrupted)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -29,5 +29,5 @@ def limit() -> int | None:
 
 
 def num_open() -> int:
-    """Return how many are open."""
+    """Return the number of open files and sockets."""
     return len(os.listdir("/proc/self/fd"))

@@ -10,7 +10,16 @@ import resource
 import sys
 from collections.abc import Sequence
 
-from appo.utils.system.cgroups import CGROUPS, PROC, cgroup_free_bytes, cgroup_free_pids, cpu_quota, kernel_text
+from appo.utils.system.cgroups import (
+    CGROUPS,
+    PROC,
+    cgroup_free_bytes,
+    cgroup_free_pids,
+    cpu_quota,
+    kernel_text,
+    least,
+    number_of,
+)
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -57,9 +66,9 @@ def processor_name() -> str:
 
 def available_memory_bytes() -> int:
     """Return the memory left before the machine swaps or the cgroup's limit kills; page cache counts as free."""
-    candidates = [parse_available(kernel_text(PROC / "meminfo")), cgroup_free_bytes(CGROUPS, PROC)]
-    known = [size for size in candidates if size is not None]
-    return min(known) if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = number_of(kernel_text(PROC / "meminfo"), "MemAvailable:")
+    free = least([None if available is None else available * 1024, cgroup_free_bytes(CGROUPS, PROC)])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if free is None else free
 
 
 def free_pids() -> int | None:
@@ -68,17 +77,8 @@ def free_pids() -> int | None:
     The user's limit counts all processes of the user, a number that Linux does not report: none are assumed.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    free = [] if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else [limit]
-    return min([*free, *[n for n in [cgroup_free_pids(CGROUPS, PROC)] if n is not None]], default=None)
-
-
-def parse_available(text: str) -> int | None:
-    """Return `MemAvailable` of /proc/meminfo in bytes; None if missing."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[0] == "MemAvailable:" and words[1].isdigit():
-            return int(words[1]) * 1024
-    return None
+    of_user = None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
+    return least([of_user, cgroup_free_pids(CGROUPS, PROC)])
 
 
 def multiplies_bf16() -> bool:

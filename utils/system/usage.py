@@ -1,4 +1,4 @@
-"""CPU time, memory and GPUs in use: by this process, its descendants and other programs."""
+"""CPU time, memory and GPUs used by this process, its descendants and other programs."""
 
 import contextlib
 import ctypes
@@ -23,10 +23,7 @@ def psutil() -> ModuleType:
 
 
 class Descendants:
-    """CPU time of the descendants of this process.
-
-    A search for descendants looks through all processes of the machine, so only every tenth call searches.
-    """
+    """CPU time of the descendants of this process; only every tenth call searches all processes for new ones."""
 
     SCAN_CALLS = 10
 
@@ -52,9 +49,9 @@ class Descendants:
 
 
 def family_memory_bytes() -> tuple[int, int] | None:
-    """Return the memory of this process alone and with its descendants; None if the kernel does not report memory.
+    """Return the bytes of this process alone and with all descendants; None if the kernel reports none.
 
-    Shared memory is divided among its processes (PSS), so the sum counts each page once.
+    Shared memory is divided among the processes (PSS), so the sum counts each page once.
     """
     this = psutil().Process()
     sizes = []
@@ -97,7 +94,7 @@ def taken_by_others(seconds: float, others: float, cores: int, core_time: float)
         seconds: seconds of the clock.
         others: CPU time of other programs on the cores.
         cores: number of cores.
-        core_time: CPU time per second that the program may use, less than its cores under a quota.
+        core_time: CPU time per second that the program may use: under a quota, less than the number of cores.
     """
     if seconds <= 0:
         return 0.0
@@ -131,7 +128,7 @@ class Usage:
 
 
 class Nvml:
-    """The part of NVIDIA's management library that reports how busy GPUs are (docs.nvidia.com/deploy/nvml-api).
+    """The load of GPUs, from NVIDIA's management library (docs.nvidia.com/deploy/nvml-api).
 
     Args:
         library: library, loaded and initialized.

@@ -41,7 +41,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import check_name, make_single
 from appo.utils import checkpoint_files
 from appo.utils.errors import AppoError, ResourceError, UsageError
-from appo.utils.hashed_files import Entry
+from appo.utils.hashed_files import ManifestEntry
 from appo.utils.lock import RunLock
 from appo.utils.metrics import last_values, read_metrics, without_lost
 from tests.states import adam_layout, adam_state
@@ -102,7 +102,9 @@ def plant(path: Path, files: Files, manifest: bytes | None = None) -> None:
     path.mkdir(parents=True)
     for name, content in files.items():
         (path / name).write_bytes(content)
-    entries = {name: Entry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
+    entries = {
+        name: ManifestEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()
+    }
     (path / checkpoint_files.MANIFEST).write_bytes(checkpoint_files._encode(entries) if manifest is None else manifest)
 
 
@@ -460,8 +462,8 @@ def test_manifests_that_are_none(planted: Planted, manifest: bytes) -> None:
 def test_what_does_not_fit_into_memory_is_not_read(planted: Planted) -> None:
     with open(planted.newest / "model.safetensors", "r+b") as file:
         file.truncate(1 << 43)  # takes no place on disk
-    entries = {path.name: Entry(path.stat().st_size, "0" * 64) for path in planted.newest.glob("*s")}
-    entries["state.json"] = Entry((planted.newest / "state.json").stat().st_size, "0" * 64)
+    entries = {path.name: ManifestEntry(path.stat().st_size, "0" * 64) for path in planted.newest.glob("*s")}
+    entries["state.json"] = ManifestEntry((planted.newest / "state.json").stat().st_size, "0" * 64)
     (planted.newest / checkpoint_files.MANIFEST).write_bytes(checkpoint_files._encode(entries))
     assert read_by_all(planted) == 2  # no model of such flags has so many weights
     with pytest.raises(ResourceError, match=r"MiB, of memory .* MiB are free"):

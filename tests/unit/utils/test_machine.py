@@ -83,10 +83,10 @@ def test_memory_limit(text, size):
 
 def test_meminfo_and_memory_stat():
     meminfo = "MemTotal:       24602620 kB\nMemFree:        1 kB\nMemAvailable:   2048 kB\n"
-    assert machine.parse_available(meminfo) == 2048 * 1024
-    assert machine.parse_available("MemTotal: 5 kB\nMemAvailable: many kB") is None
-    assert cgroups.parse_stat("anon 5\ninactive_file 4096\n", "inactive_file") == 4096
-    assert cgroups.parse_stat("anon 5\n", "inactive_file") == 0
+    assert cgroups.number_of(meminfo, "MemAvailable:") == 2048
+    assert cgroups.number_of("MemTotal: 5 kB\nMemAvailable: many kB", "MemAvailable:") is None
+    assert cgroups.number_of("anon 5\ninactive_file 4096\n", "inactive_file") == 4096
+    assert cgroups.number_of("anon 5\n", "inactive_file") is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from appo.utils import failpoints, metrics
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
 from appo.utils.tensorboard.summaries import DIFFERS
 from appo.utils.tensorboard.writer import EventWriter
-from appo.utils.windows import RateMeter, RunningStatistic, Window
+from appo.utils.windows import RateMeter, RateWindow, RunningStatistic
 from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -354,7 +354,7 @@ print(SummaryWriter.__name__)
 
 
 def test_a_rate_needs_two_times_and_forgets_what_is_older_than_its_window():
-    window = Window(10.0)
+    window = RateWindow(10.0)
     assert math.isnan(window.rate())
     window.add(100.0, 0)
     assert math.isnan(window.rate())
@@ -380,7 +380,7 @@ def test_three_windows_of_one_count():
 
 
 def test_a_window_holds_only_its_points():
-    window = Window(10.0)
+    window = RateWindow(10.0)
     for point in range(10_000):
         window.add(point * 0.1, point)
     assert len(window._points) <= 103
