@@ -85,7 +85,7 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "top": Command(
-        "show the live panel of runs that are trained elsewhere, or have ended",
+        "show the panel of runs in other processes, or of ended runs",
         "appo.algorithms.tools.top:top",
         "appo.algorithms.tools.flags:TopConfig",
         "appo top [RUN OR GROUP...] [flags]      for example: appo top CartPole-v1_1",
@@ -93,7 +93,7 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "compare": Command(
-        "say in what runs differ, and how well they learned",
+        "print the differences of runs, and their returns",
         "appo.algorithms.tools.comparison.compare:compare",
         "appo.algorithms.tools.flags:CompareConfig",
         "appo compare RUN OR GROUP... [flags]      for example: appo compare CartPole-v1_1 CartPole-v1_2",
@@ -112,7 +112,7 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "report": Command(
-        "write one page about runs, to look at and to send: curves, videos, flags, machine",
+        "write a page about runs, to read and to send: curves, videos, flags, machine",
         "appo.algorithms.tools.report.report:report",
         "appo.algorithms.tools.flags:ReportConfig",
         "appo report RUN OR GROUP... -o FILE [flags]      for example: appo report CartPole-v1_1 nets -o page.html",
@@ -131,7 +131,7 @@ COMMANDS: Mapping[str, Command] = {
         check=CHECK_FOLDERS,
     ),
     "record": Command(
-        "write a dataset of episodes that a policy, or a random one, plays",
+        "write a dataset of episodes, played by a policy or at random",
         "appo.algorithms.tools.record:record",
         "appo.algorithms.tools.flags:RecordConfig",
         "appo record RUN -o DATASET [flags], or appo record --env=ID -o DATASET for random actions"
@@ -141,7 +141,7 @@ COMMANDS: Mapping[str, Command] = {
         check="appo.algorithms.tools.flags:check_record",
     ),
     "estimate": Command(
-        "estimate what a policy would return from episodes that others have played",
+        "estimate the return of a policy from episodes of other policies",
         "appo.algorithms.tools.estimate:estimate",
         "appo.algorithms.tools.flags:EstimateConfig",
         "appo estimate RUN --dataset=D [flags]      for example: appo estimate CartPole-v1_1 --dataset=datasets/random",
@@ -187,7 +187,7 @@ COMMANDS: Mapping[str, Command] = {
         training="words",
     ),
     "replay": Command(
-        "repeat what led an environment to fail",
+        "repeat the failure of an environment",
         "appo.algorithms.tools.replay_incident:replay",
         "appo.algorithms.tools.flags:ReplayConfig",
         "appo replay INCIDENT [flags]      for example: appo replay train_dir/a/incidents/env_actor_0_0.json",
@@ -195,7 +195,7 @@ COMMANDS: Mapping[str, Command] = {
         needs="the file of an incident: look into incidents/ of the run",
     ),
     "doctor": Command(
-        "look whether installation, machine and environment are fit for training",
+        "check whether installation, machine and environment are fit for training",
         "appo.algorithms.tools.doctor:doctor",
         "appo.algorithms.tools.flags:DoctorConfig",
         "appo doctor [--env=ID] [--json] [flags of appo train]      for example: appo doctor --env=CartPole-v1",

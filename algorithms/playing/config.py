@@ -26,7 +26,7 @@ def headless() -> bool:
 class EvaluationConfig:
     """Playing a trained policy."""
 
-    env: str = flag("", "environment id whose newest run is played; empty = that of the run named by --experiment")
+    env: str = flag("", "environment id; plays the newest run; empty = environment of the run --experiment")
     experiment: str = flag("", "name of the run in train_dir, or its folder; empty = the newest run of --env")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
@@ -34,8 +34,8 @@ class EvaluationConfig:
     policy_index: int = flag(0, "which policy of the run plays", minimum=0)
     load_checkpoint_kind: str = flag(
         "latest",
-        "which checkpoint plays: the newest, the best so far by training or by evaluation, one that was kept as a"
-        " milestone, or the newest past version of --self_play",
+        "checkpoint to play: the newest, the best by training or by evaluation, a milestone, or the newest past version"
+        " of --self_play",
         choices=CHECKPOINT_KINDS,
     )
     milestone: int | None = flag(
@@ -83,7 +83,7 @@ class EvaluationConfig:
     )
     callbacks: tuple[str, ...] = flag(
         (),
-        "classes of yours, package.module:Class, told of episodes and their steps as in training; empty = none",
+        "your classes, package.module:Class, called with episodes and steps as in training; empty = none",
     )
     json: bool = flag(False, "print one JSON object with the results instead of text; opens no window")
 

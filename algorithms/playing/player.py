@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode
+from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode, step_row
 from appo.algorithms.playing.saved_run import SavedRun
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
-from appo.envs.spec import EnvSpec, GroupEnv, StepRow
+from appo.envs.spec import EnvSpec, GroupEnv
 from appo.utils.errors import UsageError
 from appo.utils.system.devices import choose_device
 
@@ -97,11 +97,14 @@ def play(
 
     `look` is called before every action and at the end of an episode, with True at the end.
     """
-    row = _first_row(envs, seed)
+    row = step_row(envs.spec, envs.num_rows)
+    row.first[:] = True
+    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
     recorder = EpisodeRecorder(envs.spec.num_agents)
     num_episodes = frames = 0
     ended = False
-    clock = _Clock(config.fps if config.window else 0.0)
+    seconds_per_frame = 1 / config.fps if config.window and config.fps else 0.0
+    due = time.monotonic()
     limits = config.episode_limit or math.inf, config.max_num_frames or math.inf
     while num_episodes < limits[0] and frames < limits[1]:
         if look is not None:
@@ -112,34 +115,9 @@ def play(
         if ended := recorder.over:
             yield recorder.episode()
             num_episodes += 1
-        clock.wait()
+        if seconds_per_frame:
+            now = time.monotonic()
+            due = max(due + seconds_per_frame, now)  # delays are not made up for
+            time.sleep(due - now)
     if look is not None:
         look(ended)
-
-
-def _first_row(envs: GroupEnv, seed: int) -> StepRow:
-    """Return the first observations of the environments, in the memory reused by every step."""
-    spec, rows = envs.spec, envs.num_rows
-    obs = {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
-    final = {key: np.zeros_like(value) for key, value in obs.items()} if spec.same_step else {}
-    flags = [np.zeros(rows, np.bool_) for _ in range(4)]
-    num_frames = np.full(rows, spec.frames_per_step, np.int32)
-    row = StepRow(obs, flags[0], np.zeros(rows, np.float32), flags[1], flags[2], num_frames, final, flags[3])
-    row.first[:] = True
-    envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
-    return row
-
-
-class _Clock:
-    """Limits the frames per second; 0: no limit."""
-
-    def __init__(self, frames_per_second: float) -> None:
-        self.interval = 1 / frames_per_second if frames_per_second else 0.0
-        self.due = time.monotonic()
-
-    def wait(self) -> None:
-        """Wait until the next frame is due; delays are not made up for."""
-        now = time.monotonic()
-        self.due = max(self.due + self.interval, now)
-        if self.interval:
-            time.sleep(self.due - now)

@@ -69,7 +69,8 @@ def estimate(config: EstimateConfig) -> int:
     gamma = run.config.learning.gamma if config.gamma is None else config.gamma
     episodes = list(dataset)
     thoughts = [thoughts_of(player.policy.model, dataset.spec, episode) for episode in episodes]
-    found = {"dataset": _mean_return(episodes, gamma).interval(config.resamples, seed=config.seed)}
+    acted = off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))
+    found = {"dataset": acted.interval(config.resamples, seed=config.seed)}
     effective = None
     if set(config.estimators) & set(BY_RATIOS):
         _require_log_prob(dataset, episodes)
@@ -148,10 +149,6 @@ def _padded(rows: Sequence[Floats]) -> Floats:
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return padded
-
-
-def _mean_return(episodes: Sequence[Episode], gamma: float) -> off_policy.Terms:
-    return off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))
 
 
 def _require_log_prob(dataset: Dataset, episodes: Sequence[Episode]) -> None:

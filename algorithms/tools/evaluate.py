@@ -94,7 +94,8 @@ def evaluate(config: EvaluateConfig) -> int:
     if config.every_sec:
         if len(directories) > 1:
             raise UsageError(f"--every_sec follows one run, not {len(directories)}: {shown(', '.join(directories))}")
-        _give_way()
+        # Linux shares cores between sessions before priorities count: the evaluator runs in the session of the run.
+        machine.set_niceness(19)
         with Evaluator(next(iter(directories.values())), config) as evaluator:
             evaluator.follow()
         return 0
@@ -289,11 +290,3 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
     changed = {name: from_plain(table[name], value) for name, value in flags.items()}
     env = EnvConfig(**{**{name: getattr(saved.env, name) for name in table}, **changed})
     return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))
-
-
-def _give_way() -> None:
-    """Lower the priority: the evaluator uses idle cores, and a small share on a busy machine.
-
-    Linux shares cores between sessions before priorities count, so the evaluator must run in the session of the run.
-    """
-    machine.set_niceness(19)

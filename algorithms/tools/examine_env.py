@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from appo.algorithms.playing.episodes import step_row
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.tuning.measure import _enter, _send_failures
 from appo.envs.config import EnvConfig
@@ -108,13 +109,7 @@ class Walk:
 
     def __init__(self, envs: GroupEnv) -> None:
         self.envs, self._random = envs, np.random.default_rng(0)
-        rows, shown = envs.num_rows, envs.spec.observations
-        obs, final_obs = ({key: np.zeros((rows, *o.shape), o.dtype) for key, o in shown.items()} for _ in range(2))
-        first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
-        reward, num_frames = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
-        self.row = StepRow(obs, first, reward, terminated, truncated, num_frames)
-        if envs.spec.same_step:
-            self.row.final_obs, self.row.has_final = final_obs, has_final
+        self.row = step_row(envs.spec, envs.num_rows)
 
     @property
     def took_part(self) -> BoolArray:

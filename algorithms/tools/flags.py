@@ -21,7 +21,7 @@ REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
 """Flags of training that identify a run of a launch; users cannot give them."""
 
-RUNS = "runs, or groups of runs such as those of appo launch: names in train_dir, or paths; they may be the first words"
+RUNS = "runs, or groups of runs (appo launch makes groups): names in train_dir, or paths; may be the first words"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TopConfig:
     experiment: tuple[str, ...] = flag((), f"{RUNS}; empty = the last active one")
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
-    once: bool = flag(False, "print the panel once, as text, and end; so it is in any case where stdout is no terminal")
+    once: bool = flag(False, "print the panel once, as text, and end; the default if stdout is no terminal")
     interval_seconds: float = flag(2, "seconds between two looks", minimum=0.25)
 
 
@@ -68,7 +68,7 @@ class PlotConfig:
     lineage: bool = flag(
         False, "instead of curves, print and draw who copied whom among the policies of one run, over env steps"
     )
-    x: str = flag("env_steps", "what the curves are drawn over", choices=("env_steps", "hours"))
+    x: str = flag("env_steps", "axis of the curves", choices=("env_steps", "hours"))
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
 
@@ -79,10 +79,8 @@ class ReportConfig:
 
     runs: tuple[str, ...] = flag((), RUNS)
     output: str = flag("report.html", "the page to write, also as -o FILE")
-    x: str = flag("env_steps", "what the curves are drawn over at first", choices=("env_steps", "hours"))
-    video_mb: int = flag(
-        24, "MiB of videos of evaluations that the page may hold; 0 = none are put into it", minimum=0, maximum=500
-    )
+    x: str = flag("env_steps", "axis of the curves at first", choices=("env_steps", "hours"))
+    video_mb: int = flag(24, "MiB of videos of evaluations in the page, at most; 0 = no videos", minimum=0, maximum=500)
     train_dir: str = flag("./train_dir", "folder of all runs")
     experiments_root: str = flag("", "folder inside train_dir that groups several runs; empty = none")
 
@@ -97,12 +95,12 @@ class EvaluateConfig:
     every_sec: float = same_flag(
         LoggingConfig,
         "eval_every_sec",
-        "go on while the run is trained: seconds between looks for a newer checkpoint, at the lowest priority, more"
-        " where that would take over 1.5 % of the cores; 0 = evaluate the newest one and end",
+        "follow the run: seconds between searches for a newer checkpoint, at the lowest priority, longer if evaluations"
+        " take over 1.5 % of the cores; 0 = evaluate the newest checkpoint and end",
     )
     episodes: int = same_flag(LoggingConfig, "eval_episodes")
     video_every_min: float = same_flag(LoggingConfig, "eval_video_every_min")
-    max_num_frames: int = flag(0, "stop each of both after this many env steps (frames); 0 = no limit", minimum=0)
+    max_num_frames: int = flag(0, "stop each mode after this many env steps (frames); 0 = no limit", minimum=0)
     seed: int = same_flag(LoggingConfig, "eval_seed")
     env_kwargs: dict[str, object] = same_flag(LoggingConfig, "eval_env_kwargs")
     flags: dict[str, object] = same_flag(LoggingConfig, "eval_flags")
@@ -121,13 +119,13 @@ REFERENCE = (
 class MatchConfig:
     """Flags of `appo match`."""
 
-    a: str = flag("", f"{REFERENCE}; its environment is played; it may be the first word without a name")
-    b: str = flag("", "the same of the other one; it may be the second word without a name")
+    a: str = flag("", f"{REFERENCE}; the match is played in the environment of A; may be the first word without a name")
+    b: str = flag("", "the opponent, in the same form; may be the second word without a name")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     policy_a: int = flag(0, "which policy of run A plays", minimum=0)
     policy_b: int = flag(0, "which policy of run B plays", minimum=0)
-    episodes: int = flag(100, "episodes of the environment; who plays which agents alternates", minimum=2)
+    episodes: int = flag(100, "episodes of the environment; the sides alternate", minimum=2)
     deterministic: bool = flag(False, "take the most probable action instead of sampling one")
     seed: int | None = flag(
         None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
@@ -141,7 +139,7 @@ class RecordConfig(OutputConfig):
 
     run: str = flag(
         "",
-        "folder of the run whose policy plays, or its name in train_dir; it may be the first word without a name; empty"
+        "folder of the run of the policy, or its name in train_dir; may be the first word without a name; empty"
         " = random actions in --env",
     )
     env: str = flag("", "environment of random actions, or of a run that has learned from datasets")
@@ -149,7 +147,7 @@ class RecordConfig(OutputConfig):
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run plays", minimum=0)
-    load_checkpoint_kind: str = flag("latest", "which checkpoint plays, as that of enjoy", choices=CHECKPOINT_KINDS)
+    load_checkpoint_kind: str = flag("latest", "checkpoint to play, as in appo enjoy", choices=CHECKPOINT_KINDS)
     milestone: int | None = same_flag(EvaluationConfig, "milestone")
     steps: int = flag(100_000, "steps in whole episodes, at least, after which recording ends", minimum=1)
     num_envs: int = flag(16, "environments that are played side by side", minimum=1)
@@ -171,9 +169,7 @@ ESTIMATORS = ("is", "wis", "fitted_q", "dr")
 class EstimateConfig:
     """Flags of `appo estimate`."""
 
-    run: str = flag(
-        "", "folder of the run whose policy is evaluated, or its name in train_dir; it may be the first word"
-    )
+    run: str = flag("", "folder of the run whose policy is evaluated, or its name in train_dir; may be the first word")
     dataset: tuple[str, ...] = flag((), "datasets that others have played, as --input of appo train")
     estimators: tuple[str, ...] = flag(
         ESTIMATORS,
@@ -181,14 +177,12 @@ class EstimateConfig:
         " last two are for actions that are one choice",
         elements="is, wis, fitted_q or dr",
     )
-    gamma: float | None = flag(None, "discount per step; none = that of the run", minimum=0, maximum=1)
+    gamma: float | None = flag(None, "discount per step; none = gamma of the run", minimum=0, maximum=1)
     updates: int = flag(5_000, "optimizer steps of fitted Q evaluation", minimum=1)
     resamples: int = flag(1_000, "resamples of the episodes for intervals", minimum=1)
     seed: int = flag(0, "seed of fitted Q evaluation and of the resamples", minimum=0, maximum=2**63 - 1)
     policy_index: int = flag(0, "which policy of the run is evaluated", minimum=0)
-    load_checkpoint_kind: str = flag(
-        "latest", "which checkpoint is evaluated, as that of enjoy", choices=CHECKPOINT_KINDS
-    )
+    load_checkpoint_kind: str = flag("latest", "checkpoint to evaluate, as in appo enjoy", choices=CHECKPOINT_KINDS)
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     json: bool = flag(False, "print one JSON object with the estimates instead of text")
@@ -198,32 +192,28 @@ class EstimateConfig:
 class ExportConfig:
     """Flags of `appo export`."""
 
-    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
+    run: str = flag("", "folder of the run, or its name in train_dir; may be the first word without a name")
     output: str = flag("policy.onnx", "file to be written; -o is the same")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run is exported", minimum=0)
-    load_checkpoint_kind: str = flag(
-        "latest", "which checkpoint is exported, as that of enjoy", choices=CHECKPOINT_KINDS
-    )
+    load_checkpoint_kind: str = flag("latest", "checkpoint to export, as in appo enjoy", choices=CHECKPOINT_KINDS)
 
 
 @dataclass(frozen=True)
 class HubConfig:
     """Flags of `appo hub`."""
 
-    run: str = flag("", "folder of the run, or its name in train_dir; it may be the first word without a name")
+    run: str = flag("", "folder of the run, or its name in train_dir; may be the first word without a name")
     repo: str = flag("", "repository to upload to, as USER/NAME; empty = only --output")
     download: str = flag("", "repository to download from, as USER/NAME, instead of uploading; empty = none")
     dry_run: bool = flag(False, "say what would be uploaded or downloaded, and do nothing")
     output: str = flag("", "folder in which to keep what is uploaded; empty = none")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
-    experiment: str = flag("", "name of the run that a download becomes; empty = that of the repository")
+    experiment: str = flag("", "name of the run that a download becomes; empty = name of the repository")
     policy_index: int = flag(0, "which policy of the run is uploaded", minimum=0)
-    load_checkpoint_kind: str = flag(
-        "latest", "which checkpoint is uploaded, as that of enjoy", choices=CHECKPOINT_KINDS
-    )
+    load_checkpoint_kind: str = flag("latest", "checkpoint to upload, as in appo enjoy", choices=CHECKPOINT_KINDS)
     video: str = flag("", "video to upload too, x.mp4 or x.gif, as enjoy makes them; empty = none")
     private: bool = flag(False, "make a new repository a private one")
 
@@ -233,7 +223,7 @@ class LaunchConfig:
     """Flags of `appo launch`."""
 
     name: str = flag("", "folder in train_dir that holds the runs")
-    seeds: tuple[int, ...] = flag((1,), "seeds, each of which trains every setting", minimum=0)
+    seeds: tuple[int, ...] = flag((1,), "seeds of every setting", minimum=0)
     grid: dict[str, object] = flag(
         {}, "flags with the values to try, as flag=value,value words or flag=[JSON list]; all combinations are trained"
     )
@@ -256,13 +246,13 @@ class LaunchConfig:
 class ReplayConfig:
     """Flags of `appo replay`."""
 
-    incident: str = flag("", "file of the incident, in incidents/ of a run; it may be the first word without a name")
+    incident: str = flag("", "file of the incident, in incidents/ of a run; may be the first word without a name")
     trust: bool = same_flag(RunConfig, "trust")
     render: bool = flag(False, "open a window and show every step")
     hang_seconds: float = flag(
         30.0,
-        "what ended its process, or stopped it, is repeated in another one; it hangs there if a step, or making and"
-        " resetting it, takes longer than this",
+        "an incident that ended or stopped the process is repeated in another process, and hangs if a step, or making"
+        " and resetting the environment, takes longer",
         minimum=0.1,
     )
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from appo.algorithms.run.algorithms import algorithms_with, flag_table
 from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
 from appo.algorithms.run.folder import check_name, is_run
-from appo.algorithms.run.summary import RunSummary, summary
+from appo.algorithms.run.summary import summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.algorithms.tools.comparison.saved_runs import read_each, read_run
 from appo.algorithms.tools.comparison.settings import sweep_table
@@ -189,9 +189,5 @@ def _line(folder: Path, name: str, code: int) -> str:
     state = f"{'ended' if code == 0 else f'failed ({code})':9} {name}"
     if run is None:
         return f"{state}: see {log_of(folder, name)}"
-    return f"{state}: {_progress(run)}"
-
-
-def _progress(run: RunSummary) -> str:
     last = "-" if run.last_return is None else f"{run.last_return:.2f}"
-    return f"{run.env_steps or 0:,} env steps, return {last}{f', {run.reason}' if run.reason else ''}"
+    return f"{state}: {run.env_steps or 0:,} env steps, return {last}{f', {run.reason}' if run.reason else ''}"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.algorithms.playing.episodes import EpisodeRecorder
+from appo.algorithms.playing.episodes import EpisodeRecorder, step_row
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.trust import PLAYED, is_marked, uses
 from appo.algorithms.runtime.processes.prctl import die_with_parent
@@ -24,7 +24,7 @@ from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.incidents import HANG, Incident, error_name, restore_random_state
 from appo.envs.make import make_group, make_single
-from appo.envs.spec import Array, EnvSpec, StepRow
+from appo.envs.spec import Array, EnvSpec
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.command_line import complain, say
 from appo.utils.errors import EnvironmentFailure, UsageError
@@ -181,7 +181,7 @@ def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Ge
     """Repeat the actions of one environment; yield the number of each step before the step."""
     spec, number = _spec(config), 0
     actions, recorder = _actions(incident, spec, spec.num_agents), EpisodeRecorder(spec.num_agents)
-    env, row = make_single(config, render_mode), _row(spec, spec.num_agents)
+    env, row = make_single(config, render_mode), step_row(spec, spec.num_agents)
     with contextlib.closing(loop_over([lambda: env], name=config.env, spec=spec)) as loop:
         loop.reset([incident.seed], row.obs)
         if incident.random_state is not None:
@@ -205,7 +205,7 @@ def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, No
         if isinstance(group, GymVector) and not group.ends.is_declared:
             group.settle_mode()
         spec, rows = group.spec, group.num_rows
-    actions, row = _actions(incident, spec, rows), _row(spec, rows)
+    actions, row = _actions(incident, spec, rows), step_row(spec, rows)
     with contextlib.closing(make_group(config, len(incident.seeds), spec=spec)) as group:
         group.reset(incident.seeds, row.obs)
         yield 0
@@ -232,12 +232,3 @@ def _actions(incident: Incident, spec: EnvSpec, rows: int) -> Array:
         return stored.reshape(len(incident.actions), rows, spec.action.num_values)
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"the actions of the incident are none of this environment: {error}") from error
-
-
-def _row(spec: EnvSpec, rows: int) -> StepRow:
-    obs, final_obs = (
-        {key: np.zeros((rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
-    )
-    first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
-    reward, num_frames = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
-    return StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)

@@ -1,4 +1,4 @@
-"""The invariants of a run whose processes died, checked by the files that it has left behind."""
+"""The invariants of a run whose processes died, checked on the files of the run."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,17 +10,17 @@ from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError
 
 COUNTERS = ("env_steps", "samples", "discarded", "perf/version", "perf/restarts")
-LASTING = ("env_steps", "samples", "perf/episodes", "perf/version", "elapsed_seconds")  # from one start to the next
+LASTING = ("env_steps", "samples", "perf/episodes", "perf/version", "elapsed_seconds")  # never decrease between starts
 _SAVED = re.compile(r"^saved (.+/ckpt_(\d{12,}))$", re.MULTILINE)
 
 
 def read_saves(log: str) -> list[tuple[Path, int]]:
-    """Return every checkpoint that a run has said to be saved, with its env steps."""
+    """Return every checkpoint reported as saved, with the env steps."""
     return [(Path(path), int(steps)) for path, steps in _SAVED.findall(log)]
 
 
 def lost_checkpoints(paths: Iterable[Path]) -> list[str]:
-    """Return the errors of checkpoints that do not verify. Nothing may have been pruned meanwhile."""
+    """Return the errors of checkpoints that do not verify; requires a run that prunes no checkpoints."""
     wrong = []
     for path in paths:
         try:
@@ -31,7 +31,7 @@ def lost_checkpoints(paths: Iterable[Path]) -> list[str]:
 
 
 def find_falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = COUNTERS) -> list[str]:
-    """Find numbers that become smaller from one record of a policy to the next."""
+    """Return counters that decrease from one record of a policy to the next."""
     wrong = []
     for name in names:
         series = [record[name] for record in records if record.get(name) is not None]
@@ -40,24 +40,24 @@ def find_falling(records: Sequence[Mapping[str, Any]], names: Iterable[str] = CO
 
 
 def tolerance(kills: int) -> int:
-    """Return by how many trajectories the counts may be wrong.
+    """Return the number of trajectories by which counts may be wrong.
 
-    A process can be killed between two stores, of which the later one counts what the earlier one did. That is a matter
-    of microseconds, and rare; whoever loses a trajectory with every kill is found all the same.
+    A process can be killed in the microseconds between an action and the count of the action. A run that loses a
+    trajectory with every kill is still found.
     """
     return 3 + kills // 25
 
 
 def find_unaccounted(before: Mapping[str, int], totals: Mapping[str, int], slack: int = 0) -> list[str]:
-    """Find steps and trajectories of one start that are neither trained on, discarded nor on their way.
+    """Return accounts of one start with missing steps: neither trained on, discarded nor in flight.
 
     Args:
-        before: env steps, samples and discarded steps with which the start began.
-        totals: of its end, as status.json has them, of environments without frame skip.
-        slack: trajectories that may be wanting or too many, see `tolerance`.
+        before: env steps, samples and discarded steps at the start.
+        totals: totals of status.json at the end, of environments without frame skip.
+        slack: trajectories that may be missing or too many, see `tolerance`.
     """
     since = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "samples", "discarded")}
-    if "actors_collected" not in totals:  # a run without actors: what is read is trained on, and nothing is handed over
+    if "actors_collected" not in totals:  # without actors, steps are read and trained on
         totals = {"actors_collected": since["samples"], "actors_trajectories": 0, "actors_sent": 0, **totals}
     steps = slack * -(-totals["actors_collected"] // max(1, totals["actors_trajectories"]))
     accounts = {

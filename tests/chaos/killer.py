@@ -1,7 +1,7 @@
-"""A killer of processes of a run, which it sees from outside and kills at random.
+"""Kills random processes of a run, from outside the run.
 
-All of them inherit an environment variable with a value that only this run has: so those are found too whose parents
-have died. What killing costs the run is no business of this module, see `invariants`.
+Every process of the run inherits an environment variable with a value unique to the run, so orphans are found too. The
+module `invariants` checks the result.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from tests.patience import patient
 MARKER = "APPO_RUN_MARKER"
 POLL_SECONDS = 0.02
 RECOVERY_SECONDS = 60.0
-SAVES = 2  # of which the first may have been under way when the last process was killed
+SAVES = 2  # the first may have begun before the last kill
 GUST_KILLS = (3, 7)
 PAUSES_SECONDS = (0.0, 0.0, 0.05, 0.3)
-UNMISSED = ("tracker", "starting", "ended")  # come back when the next process is started, or are not there to stay
+UNMISSED = ("tracker", "starting", "ended")  # return with the next start of a process, or are short-lived
 WORDS = {"resource_tracker": "tracker", "janitor": "janitor", "forkserver": "fork_server"}
 
 
@@ -43,7 +43,7 @@ def processes_of(marker: str) -> list[int]:
 
 
 def role_of(pid: int) -> str:
-    """Tell the role of a process by the log file that is its stdout, else by the command line."""
+    """Return the role of a process: the name of the log file behind stdout, else a word of the command line."""
     try:
         log = Path(os.readlink(f"/proc/{pid}/fd/1"))
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -60,7 +60,7 @@ def roles_of(marker: str, main: int) -> dict[int, str]:
 
 
 def zombies_of(parents: set[int]) -> set[int]:
-    """Return children of these processes that have ended and that nobody has asked for their exit code."""
+    """Return ended children of these processes without a wait by the parent."""
     found = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -72,27 +72,27 @@ def zombies_of(parents: set[int]) -> set[int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process that may have ended."""
+    """Signal a process, ended or not."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 class Killer:
-    """Kills processes of a run at random, some at once or while others are being started again, and lets it recover.
+    """Kills random processes of a run in bursts, some while others restart, and waits for recovery after each burst.
 
-    A process may be killed for ever as long as it gets something done, and a run ends that gets nothing done: so a
-    burst ends before any process has died too often in a row.
+    A process may die any number of times, but a run ends if a process dies too often without work in between. A burst
+    therefore ends before any process has died too often in a row.
 
     Args:
-        marker: by which the processes of the run are known.
-        main: is spared.
-        saves: how many checkpoints the run has said to be saved.
-        seed: of the choice of processes and pauses.
-        only: beginnings of the roles that are killed; by default all but main.
+        marker: value of `MARKER` in the processes of the run.
+        main: process of main, never killed.
+        saves: function that returns the number of saved checkpoints in the log.
+        seed: seed of the choice of processes and pauses.
+        only: beginnings of the roles to kill; by default all but main.
 
     Attributes:
-        kills: roles, in order.
-        longest_recovery_seconds: from the end of a burst until all are back and what was learned since is saved.
+        kills: roles of killed processes, in order.
+        longest_recovery_seconds: longest time from the end of a burst until all processes are back and have saved.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Killer:
         self.kills: list[str] = []
         self.longest_recovery_seconds = 0.0
         self._rng = random.Random(seed)
-        self._unasked: set[int] = set()  # main asks for their exit codes when it starts the next process
+        self._unasked: set[int] = set()  # main waits for these when the next process starts
 
     def kill_burst(self, kills: int) -> None:
         """Kill that many processes.

@@ -16,7 +16,7 @@ from appo.algorithms import cli
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluation_words
-from appo.algorithms.tools import evaluate
+from appo.algorithms.tools import evaluate, filming
 from appo.algorithms.tools.evaluate import Evaluation, Evaluator, read_best
 from appo.algorithms.tools.filming import Filming
 from appo.algorithms.tools.flags import EvaluateConfig
@@ -228,7 +228,7 @@ def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(
 def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = copied(runs, "counter", tmp_path, "/600")
     (run / "status.json").write_text('{"state": "finished"}')
-    monkeypatch.setattr(evaluate, "_give_way", lambda: None)  # this process is the suite's
+    monkeypatch.setattr(evaluate.machine, "set_niceness", lambda niceness: None)  # this process is the suite's
     assert cli.run("evaluate", [str(run), "--every_sec=0.001", "--episodes=2"]) == 0
     assert len(results(run)) == 2
 
@@ -307,14 +307,14 @@ def test_a_film_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, failures = 1000.0, iter([True, True, False, True])
-    monkeypatch.setattr(evaluate.time, "time", lambda: now)
+    monkeypatch.setattr(filming.time, "time", lambda: now)
 
     def play_run(run: Any, flags: EvaluationConfig, seed: int) -> Any:
         if next(failures):
             raise ResourceError("cannot write the video: No space left on device")
         return SimpleNamespace(video=None)
 
-    monkeypatch.setattr(evaluate, "play_run", play_run)
+    monkeypatch.setattr(filming, "play_run", play_run)
     films, run = Filming(tmp_path, 1.0), cast(Any, SimpleNamespace(checkpoint=tmp_path / "ckpt_000000000001"))
     warnings = []
     for _ in range(4):

@@ -242,7 +242,6 @@ WITHOUT_END = {
     "appo.algorithms.runtime.processes.channels: self.pipe.recv()": "only after poll() has returned True",
     "appo.algorithms.runtime.processes.channels: clock.wait()": "an entry in the books, see utils.timing",
     "appo.algorithms.runtime.processes.pool: clock.wait()": "the same",
-    "appo.algorithms.playing.player: clock.wait()": "sleeps until a picture is due",
     "appo.algorithms.tools.replay_incident: ours.recv()": "only after poll()",
     "appo.algorithms.runtime.processes.inquiry: self._pipe.recv()": "only after poll()",
     "appo.algorithms.run.tuning.measure: pipe.recv()": "only after poll()",

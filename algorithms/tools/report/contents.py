@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appo.algorithms.population.lineage import Event, read_events
 from appo.algorithms.run.directory.journal import count_starts
@@ -100,7 +100,8 @@ def read(directory: Path, films: "Films") -> ReportedRun:
     if found is None:
         raise UsageError(f"{shown(str(directory))} is no run any more")
     defaults = default_flags(directory)
-    processor = _mapping(folder.read_status().get("machine")).get("processor")
+    machine = folder.read_status().get("machine")
+    processor = machine.get("processor") if isinstance(machine, dict) else None
     return ReportedRun(
         name=directory.name,
         summary=found,
@@ -200,7 +201,3 @@ class Films:
         self._most_bytes -= len(content)
         self._count += 1
         return Video(policy, env_steps, content)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

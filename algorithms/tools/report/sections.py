@@ -237,7 +237,10 @@ def _role(found: Performance, role: str) -> str:
         if colour is not None and width > 0:
             parts.append(f'<rect class="c{colour}" x="{at:.2f}" width="{width:.2f}" height="12"/>')
             at += width
-    words = [f"{phase.replace('_', ' ')} {times.shares[phase]:.0%}" for phase in _largest(times.shares)]
+    largest = sorted(times.shares, key=times.shares.__getitem__, reverse=True)
+    words = [
+        f"{phase.replace('_', ' ')} {times.shares[phase]:.0%}" for phase in largest[:4] if times.shares[phase] >= 0.005
+    ]
     one, many = ROLES[role].singular, ROLES[role].plural
     name = one if times.processes == 1 else f"{short_number(times.processes)} {many}"
     return (
@@ -245,10 +248,6 @@ def _role(found: Performance, role: str) -> str:
         f'<rect class="rest" width="100" height="12"/>{"".join(parts)}</svg>'
         f'<span class="words">{safe(", ".join(words))}</span></div>'
     )
-
-
-def _largest(shares: Mapping[str, float]) -> list[str]:
-    return [phase for phase in sorted(shares, key=shares.__getitem__, reverse=True) if shares[phase] >= 0.005][:4]
 
 
 def _lineage(runs: Sequence[ReportedRun]) -> str:
