@@ -1,4 +1,4 @@
-"""highway-env's environments are made as gymnasium makes them, except that pictures need no screen."""
+"""highway-env's environments are made by gymnasium; pictures need no screen."""
 
 from __future__ import annotations
 
