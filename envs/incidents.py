@@ -60,7 +60,7 @@ class Ending(NamedTuple):
     traceback: str
 
     def bounded(self) -> Ending:
-        """The same without the middle of texts that are too long: an environment may say anything."""
+        """Return an ending with long texts shortened in the middle: messages of environments have any length."""
         return Ending(*(_bounded(text, most) for text, most in zip(self, (200, 10_000, 100_000), strict=True)))
 
 

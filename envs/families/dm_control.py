@@ -74,19 +74,15 @@ FAMILY = Family(
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make one task; tasks with pictures, such as some of the locomotion, keep their keys."""
     from appo.envs.wrappers.joined import JoinedVectors, joined_space
-    from appo.envs.wrappers.making import RepeatAction, make_registered, stack_frames
+    from appo.envs.wrappers.making import make_with_flags
+
+    def adapted(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        seconds: float = env.unwrapped.control_timestep()  # type: ignore[attr-defined]
+        env.metadata = {**env.metadata, "render_fps": 1 / seconds}  # shimmy's is that of a task with steps of 0.03 s
+        return env if joined_space(env.observation_space) is None else JoinedVectors(env)
 
     _know_only_what_is_there()
-    if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
-    env = make_registered(registration, **arguments)
-    seconds: float = env.unwrapped.control_timestep()  # type: ignore[attr-defined]
-    env.metadata = {**env.metadata, "render_fps": 1 / seconds}  # shimmy's is that of a task with steps of 0.03 s
-    if joined_space(env.observation_space) is not None:
-        env = JoinedVectors(env)
-    if config.env_frameskip is not None:
-        env = RepeatAction(env, config.env_frameskip)
-    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
+    return make_with_flags(registration, config, arguments, adapted)
 
 
 @functools.cache

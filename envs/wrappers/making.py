@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+from appo.envs.config import EnvConfig
 from appo.envs.conversion import require_info
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.masks import AllowedActions
@@ -97,6 +98,21 @@ def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any,
 
     stacked = spaces.Box(joined([space.low] * count), joined([space.high] * count), dtype=space.dtype.type)
     return TransformObservation(FrameStackObservation(env, count), joined, stacked)
+
+
+def make_with_flags(
+    registration: Registration,
+    config: EnvConfig,
+    arguments: dict[str, Any],
+    adapt: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] = lambda env: env,
+) -> gymnasium.Env[Any, Any]:
+    """Make an environment, `adapt` it, and wrap it for `--horizon`, `--env_frameskip` and `--env_framestack`."""
+    if config.horizon is not None:
+        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
+    env = adapt(make_registered(registration, **arguments))
+    if config.env_frameskip is not None:
+        env = RepeatAction(env, config.env_frameskip)
+    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
 
 
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
