@@ -1,4 +1,4 @@
-"""The flags of the environment, which say what is played."""
+"""The flags of the environment."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -143,12 +143,12 @@ class EnvConfig:
     )
 
     def __reduce__(self) -> tuple[Callable[..., "EnvConfig"], tuple[dict[str, Any], bytes | None]]:
-        """Travel to another process of ours together with the class or function that a program has given."""
+        """Travel to another process of ours together with a given class or function."""
         return _with_given, (vars(self), given.to_bytes(self.env))
 
     @property
     def as_trained(self) -> "EnvConfig":
-        """The flags by which actors make environments: a soft horizon is kept by actors, which reset nothing then."""
+        """The flags with which actors make environments: actors keep a soft horizon themselves, without a reset."""
         return replace(self, horizon=None) if self.soft_horizon else self
 
 

@@ -1,4 +1,4 @@
-"""Facts of a family of environments: messages, presets, a table of the documentation and tests follow from these.
+"""Facts of a family of environments: messages, presets, a table of the documentation and tests follow from the facts.
 
 The modules of `envs/families` declare the facts. Every start reads all of them, so neither gymnasium nor numpy is
 imported here.

@@ -1,8 +1,8 @@
-"""Environments that a program gives as a class or function instead of a name: found by name in processes of ours.
+"""Environments that a program gives as a class or function instead of a name, found by name in our processes.
 
-What can be imported is named by its module, as on the command line. Anything else (a class of a notebook, a REPL,
-stdin or the script itself, of the inside of a function, a lambda) has a name here that leads to the object, and is sent
-to our own worker processes by value. No file ever holds it: a later start has to be given it again.
+An importable object is named by its module, as on the command line. Any other object (a class of a notebook, a REPL,
+stdin, the script itself or the inside of a function, a lambda) gets a name here, and worker processes receive the
+object by value. No file holds the object: a later start has to be given the object again.
 """
 
 import sys
@@ -14,27 +14,27 @@ from appo.utils.errors import UsageError, text_of
 from appo.utils.values import shown
 
 MODULE = "<program>"
-"""Stands in the place of a module in the names of what cannot be imported; no module can be called so."""
+"""Stands for the module in the name of an object that cannot be imported; no module can have this name."""
 
 NUMBER = "#"
-"""Stands before a number in the name of what is called as something else that was given; in no other name."""
+"""Stands before the number that makes a repeated name unique; names contain it nowhere else."""
 
 _objects: dict[str, Callable[..., Any]] = {}
-"""Name -> what makes the environment, in the process of the program, and in others as soon as it is asked for."""
+"""Name -> maker of the environment, in the process of the program, and in workers from the first use."""
 
 _sent: dict[str, bytes] = {}
-"""Name -> the same as bytes: what main sends, and a worker has got from main."""
+"""Name -> maker as bytes: main sends the bytes, a worker received them."""
 
 
 def name_of(env: object, is_factory: Callable[[object], bool]) -> str:
-    """Return the name of an environment that a program gives, by which `find` knows it from now on.
+    """Return the name of an environment from a program; `find` then finds the environment by the name.
 
     Args:
         env: a name, a class or a function.
-        is_factory: whether `--env` takes a function as one that makes environments, by the name of its module.
+        is_factory: test whether `--env` accepts a function as a maker of environments, by the name of its module.
 
     Raises:
-        UsageError: it is neither a name nor something that makes environments.
+        UsageError: the object is neither a name nor a maker of environments.
     """
     if isinstance(env, str):
         return env
@@ -58,7 +58,7 @@ def name_of(env: object, is_factory: Callable[[object], bool]) -> str:
 
 
 def _word(env: object) -> str:
-    """Return what the class or function is called; a partial as what it calls."""
+    """Return the name of a class or function; for a partial, of the function inside."""
     while hasattr(env, "func"):
         env = env.func
     word = str(getattr(env, "__name__", type(env).__name__))
@@ -66,26 +66,26 @@ def _word(env: object) -> str:
 
 
 def unnumbered(name: str) -> str:
-    """Return a name without the number that it has where others had the same one before it."""
+    """Return a name without the number that makes a repeated name unique."""
     return name.partition(NUMBER)[0]
 
 
 def is_given(name: str) -> bool:
-    """Return whether a name is that of something which cannot be imported."""
+    """Return whether a name stands for an object that cannot be imported."""
     return name.startswith(f"{MODULE}:")
 
 
 def is_again(before: str, now: str) -> bool:
-    """Return whether a run of an environment that was given may go on with this one: its class has that name."""
+    """Return whether a run of a given environment may go on with an environment of the same class name."""
     own, other = before.partition(":")[2], now.rpartition(":")[2]
     return is_given(before) and unnumbered(own) == unnumbered(other)
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Return what makes the environment of that name.
+    """Return the maker of an environment by name.
 
     Raises:
-        UsageError: this process was not given it.
+        UsageError: the process was not given the object.
     """
     if name not in _objects:
         if name not in _sent:
@@ -99,10 +99,10 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def to_bytes(name: str) -> bytes | None:
-    """Return an environment that was given as bytes for another process of ours; None for any other name.
+    """Return a given environment as bytes for another process of ours; None for any other name.
 
     Raises:
-        UsageError: it holds what no other process can be given.
+        UsageError: the object contains values that cannot be sent to another process.
     """
     if name in _objects and name not in _sent:
         import cloudpickle  # noqa: TID251 (it writes here; who reads it, `_from_bytes` says)
@@ -118,18 +118,18 @@ def to_bytes(name: str) -> bytes | None:
 
 
 def take(name: str, content: bytes) -> None:
-    """In a worker: keep what main has sent with the plan of this process."""
+    """Keep, in a worker, the bytes that main sent with the plan of the process."""
     if _sent.get(name) != content:
         _sent[name] = content
         _objects.pop(name, None)
 
 
 def _from_bytes(content: bytes) -> Callable[..., Any]:
-    """Make the class or function again that main has sent.
+    """Make the class or function again from main's bytes.
 
-    Reading a pickle runs code, which is why nothing here reads one from a file. These bytes have come with the
-    arguments of this process through the pipe by which multiprocessing has started it, from the program whose own
-    code they are: it could have started this process with any other code as well.
+    Reading a pickle runs code, so no pickle is ever read from a file. The bytes arrive with the arguments of the
+    process, through the pipe by which multiprocessing started the process. The program at the other end owns the code
+    and could have started the process with any other code as well.
     """
     import cloudpickle  # noqa: TID251 (bytes of our own parent process, see above)
 

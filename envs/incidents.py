@@ -1,4 +1,4 @@
-"""Incidents: the actions of an environment until it failed, kept while it plays, written then, and read again."""
+"""Incidents: the actions of an environment until a failure, kept during play, written then, read again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERVAL_SECONDS = 1.0  # between two of a worker
 
 
 def random_state(env: Any) -> dict[str, Any] | None:
-    """The state of an environment's random numbers, if they are those that gymnasium gives it."""
+    """Return the state of an environment's random numbers, if gymnasium made the generator."""
     try:
         state: dict[str, Any] = env.unwrapped.np_random.bit_generator.state
     except Exception:  # an environment of any kind: it may have no such thing, or one of its own
@@ -36,10 +36,10 @@ def random_state(env: Any) -> dict[str, Any] | None:
 
 
 def restore_random_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Let an environment draw the random numbers that it drew after `random_state`.
+    """Set the random numbers of an environment back to a `random_state`.
 
     Raises:
-        UsageError: its random numbers are of another kind.
+        UsageError: the environment's random numbers are of another kind.
     """
     try:
         env.unwrapped.np_random.bit_generator.state = state
@@ -48,19 +48,19 @@ def restore_random_state(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def error_name(failure: EnvironmentFailure) -> str:
-    """The type of what an environment raised, or of how it failed otherwise."""
+    """Return the type of an environment's error, or of another kind of failure."""
     return type(failure.__cause__ or failure).__name__
 
 
 class Ending(NamedTuple):
-    """How an environment ended what was done to it; see `Incident`."""
+    """How the last call of an environment ended; see `Incident`."""
 
     error: str
     message: str
     traceback: str
 
     def bounded(self) -> Ending:
-        """The same without the middle of texts that are too long: an environment may say anything."""
+        """Return an ending with long texts shortened in the middle: messages of environments have any length."""
         return Ending(*(_bounded(text, most) for text, most in zip(self, (200, 10_000, 100_000), strict=True)))
 
 
@@ -70,16 +70,16 @@ def _bounded(text: str, most: int) -> str:
 
 @dataclass(frozen=True)
 class Incident:
-    """A failure as it is written.
+    """A failure as written.
 
     Attributes:
-        flags: of the environment, with which it can be made again.
-        index: of the environment in its group; -1: a vector.
-        error: type of what it raised, or how its process ended: the name of a signal, an exit code or `HANG`.
-        message: in one line.
+        flags: flags of the environment, which make the environment again.
+        index: index of the environment in the group; -1: a vector.
+        error: type of the error, or the end of the process: the name of a signal, an exit code or `HANG`.
+        message: message in one line.
         place, seed, random_state, actions, num_steps, seeds: see `Story`.
-        traceback: of what it raised, or the stacks of its process.
-        ended_process: whether it took its process with it.
+        traceback: traceback of the error, or the stacks of the process.
+        ended_process: whether the failure ended the process.
     """
 
     flags: dict[str, Any]
@@ -110,10 +110,10 @@ class Incident:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """An incident from its file.
+        """Read an incident from a file.
 
         Raises:
-            UsageError: there is none, or it is damaged.
+            UsageError: the file is missing or damaged.
         """
         content = read_own_mapping(path)
         kinds = get_type_hints(cls)
@@ -179,7 +179,7 @@ class IncidentFolder:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's numbers and arrays, of which states of random numbers are made, as JSON has them."""
+    """Convert numpy's numbers and arrays, which states of random numbers contain, for JSON."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -1,4 +1,4 @@
-"""The one door through which `info` of environments comes in: every key that means something here is checked here."""
+"""The one door for `info` of environments: every key with a meaning for the runtime is checked here."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 FRAMES_KEY, STATS_KEY = "num_frames", "episode_extra_stats"
 
 ACTIVE_KEY = "is_active"
-"""The key of an agent's info that is false while it takes no part."""
+"""The key of an agent's info that is false while the agent takes no part."""
 
 OBJECTIVE_KEY, OBJECTIVE_SYNONYM = "true_reward", "true_objective"
-"""What an episode was really worth; the second word is Sample Factory 2's."""
+"""The objective of an episode; the second word is Sample Factory 2's."""
 
 OF_EPISODE = (STATS_KEY, OBJECTIVE_KEY, OBJECTIVE_SYNONYM)
-"""The keys that are read at the end of an episode."""
+"""Keys read at the end of an episode."""
 
 MOST_STATS = 1000
-"""Of one episode; who reports more has lost count, and main, which bounds their names, would have to read them."""
+"""Bound of the statistics of an episode: more are a bug of the environment, and main would have to read every name."""
 
 PLAIN = frozenset({float, int, np.float64, np.float32})
-"""Types of numbers that need no look."""
+"""Types of numbers accepted without a check."""
 
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
@@ -93,14 +93,14 @@ def _say(key: str) -> None:
 
 
 class InfoReader:
-    """Reads the keys of infos that mean something, and remembers which there were.
+    """Reads the keys of infos that have a meaning, and remembers the keys found.
 
     Args:
-        name: the environment's name in messages.
-        unmasked: why no mask can be taken; empty where one is.
+        name: name of the environment in messages.
+        unmasked: reason for which no mask can be taken; empty if masks are taken.
 
     Attributes:
-        found: the keys that there were so far.
+        found: keys found so far.
     """
 
     def __init__(self, name: str, unmasked: str = "") -> None:
@@ -108,11 +108,11 @@ class InfoReader:
         self.found: set[str] = set()
 
     def __call__(self, info: Mapping[str, Any], key: str) -> Any:
-        """Return what an info says under a key, checked; None where it says nothing.
+        """Return the checked value of a key; None without the key.
 
         Raises:
-            SpaceMismatch: it is nothing that the key can mean.
-            NotFinite: it is NaN or infinite.
+            SpaceMismatch: the value has no meaning for the key.
+            NotFinite: the value is NaN or infinite.
         """
         if key not in info:
             return None
@@ -143,10 +143,10 @@ class InfoReader:
         return said is None or said
 
     def stats(self, row: int, info: Mapping[str, Any]) -> EpisodeStats | None:
-        """Return statistics of an episode, from the info of its last step; None if there are none.
+        """Return statistics of an episode, from the info of the last step; None without any.
 
         Raises:
-            SpaceMismatch, NotFinite: as above; or both words for the objective stand there and differ.
+            SpaceMismatch, NotFinite: as `__call__`; or both names of the objective are present with different values.
         """
         reported: dict[str, float] = self(info, STATS_KEY) or {} if STATS_KEY in info else {}
         if OBJECTIVE_KEY in info or OBJECTIVE_SYNONYM in info:
@@ -158,19 +158,19 @@ class InfoReader:
         return EpisodeStats(row, reported) if reported else None
 
     def refuse_masks(self, info: Mapping[str, Any]) -> None:
-        """Refuse a mask that nobody has reckoned with: memory and networks have no place for it.
+        """Refuse a mask that was not announced: memory and networks have no place for the mask.
 
         Raises:
-            SpaceMismatch: there is one.
+            SpaceMismatch: the info contains a mask.
         """
         if self.unmasked and MASK_KEY in info:
             raise SpaceMismatch(f"{self.name}: info key {MASK_KEY}: {self.unmasked}")
 
     def batch_of_frames(self, infos: Mapping[str, Any], rows: BoolArray, out: Array) -> None:
-        """Write the frames [R] that the infos of a vector say of some rows.
+        """Write the frames [R] from the infos of a vector, for some rows.
 
         Raises:
-            SpaceMismatch: they are no such numbers, or not one per row.
+            SpaceMismatch: the values are not numbers of frames, or not one per row.
         """
         said = infos.get(FRAMES_KEY)
         if type(said) is np.ndarray and said.dtype.kind in "iu" and said.shape == rows.shape:
@@ -183,10 +183,10 @@ class InfoReader:
             out[row] = self.frames(row_of_batched(own, int(row)), int(out[row]))
 
     def batch_of_stats(self, infos: Mapping[str, Any], rows: BoolArray) -> list[EpisodeStats]:
-        """Return the statistics that the infos of a vector say of episodes that ended in some rows [R].
+        """Return the statistics, from the infos of a vector, of episodes that ended in some rows [R].
 
         Raises:
-            SpaceMismatch, NotFinite: as `stats`; or there is not an entry per row.
+            SpaceMismatch, NotFinite: as `stats`; or the number of entries is not the number of rows.
         """
         own = self._of_rows(infos, len(rows), OF_EPISODE)
         found = [self.stats(row, row_of_batched(own, row)) for row in np.flatnonzero(rows).tolist()] if own else ()

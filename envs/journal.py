@@ -1,4 +1,4 @@
-"""The journal of a group: actions of its environments, kept while they play, where it outlives their process."""
+"""The journal of a group: actions of the environments, kept in memory that outlives the process."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _UNKNOWN_STATE = {"bit_generator": "not kept: it is no PCG64"}
 
 
 class Story(NamedTuple):
-    """Everything that an environment was asked to do before it failed.
+    """Calls of an environment before a failure.
 
     Attributes:
-        place: what failed: "init", its "first reset", a later "reset", a "step" or "close".
-        seed: of its first reset.
-        random_state: of its random numbers before the reset its episode began with; None where that was the first one,
-            or where it has no such numbers.
-        actions: as stored, since that reset; of a step that failed, too. Of a vector those of all its environments.
-        num_steps: how many there were; more than there are actions, if they were too many to remember.
-        seeds: of all environments of a vector, which are stepped, and fail, together; [] for one by itself.
+        place: call that failed: "init", "first reset", a later "reset", a "step" or "close".
+        seed: seed of the first reset.
+        random_state: state of the random numbers before the episode's reset; None for the first reset, or without
+            gymnasium's random numbers.
+        actions: stored actions since the episode's reset, the failed step's included; for a vector, of all
+            environments.
+        num_steps: number of steps, larger than the number of actions if the oldest actions are forgotten.
+        seeds: seeds of all environments of a vector, which step, and fail, together; [] for a single environment.
     """
 
     place: str
@@ -55,14 +56,14 @@ class _Beginning(NamedTuple):
 
 
 class JournalMemory(NamedTuple):
-    """Where a journal is kept; all zeros while there is none in it.
+    """Arrays of a journal, which begin as zeros.
 
     Attributes:
-        head: [16] int64: whether there is one, steps so far, in whose code the process is, what is done there (index
-            of `PLACES`), and whether the environments are stepped together.
-        begun: [E, 16] uint64: how the episode of each environment began.
-        actions: [K, E, V]: those of step n at n modulo K; V values for all agents of an environment.
-        walked: [E, W, V]: those before the first step of the group.
+        head: [16] int64: whether a journal exists, steps so far, environment whose code runs, call (index of `PLACES`),
+            and whether the environments step together.
+        begun: [E, 16] uint64: beginning of each environment's episode.
+        actions: [K, E, V]: actions of step n at n modulo K; V values for all agents of an environment.
+        walked: [E, W, V]: actions before the first step of the group.
     """
 
     head: Array
@@ -92,18 +93,18 @@ class JournalMemory(NamedTuple):
 
 
 class Journal:
-    """Remembers the actions of one group, each environment's since its episode began.
+    """Remembers the actions of a group, for each environment since the episode began.
 
-    A step costs one copy of its actions, and two words that say in whose code the process is. The oldest steps are
-    forgotten when there are too many.
+    A step costs a copy of the actions, and two words for the environment whose code runs. The oldest steps are
+    forgotten.
 
     Args:
-        num_envs: environments of the group.
-        memory: where all of it is kept as well that must outlive the process; without, nothing does.
-        together: they are one vector.
+        num_envs: number of environments in the group.
+        memory: memory that outlives the process; None: nothing outlives the process.
+        together: whether the environments are a vector.
 
     Attributes:
-        inside: [1], the environment in whose code the process is, or `NOBODY`.
+        inside: [1], environment whose code runs, or `NOBODY`.
     """
 
     def __init__(self, num_envs: int, memory: JournalMemory | None = None, *, together: bool = False) -> None:
@@ -136,7 +137,7 @@ class Journal:
         self.inside[0] = index
 
     def leaves(self) -> None:
-        """It has come back."""
+        """Note that the call returned."""
         self.inside[0] = NOBODY
 
     def add(self, action: Array) -> None:
@@ -148,7 +149,7 @@ class Journal:
         self._head[_STEPS] = self._count
 
     def walk(self, index: int, action: Array) -> None:
-        """Remember an action [V] that only one environment takes, before the first step of the group."""
+        """Remember an action [V] of a single environment before the first step of the group."""
         walked = self._begun[index].walked
         if self._walked is not None and len(walked) < self._walked.shape[1]:
             self._walked[index, len(walked)] = action
@@ -164,13 +165,13 @@ class Journal:
             self.began(index, self.place)  # whatever was before counts no more
 
     def began(self, index: int, place: str = "step") -> None:
-        """It has been reset."""
+        """Note that the reset returned."""
         self._begun[index] = self._coming
         self._keep(index)
         self.place = place
 
     def story(self, index: int) -> Story:
-        """Return everything that an environment was asked to do until now, when it failed."""
+        """Return the calls of an environment until the failure."""
         place = self.place
         begun = _Beginning(0, None, self._count, []) if place == "init" else self._begun[index]
         end = self._count - (place == "reset")  # in place of its last action it was reset
@@ -179,7 +180,7 @@ class Journal:
         return Story(place, begun.seed, begun.random_state, actions if len(actions) == num_steps else [], num_steps, [])
 
     def story_of_all(self) -> Story:
-        """The same of a vector."""
+        """Return the calls of a vector until the failure."""
         begun = self._begun[0]
         actions = [action.tolist() for action in self._taken(begun.step, self._count)]
         num_steps = self._count - begun.step
@@ -197,7 +198,7 @@ class Journal:
         return journal
 
     def _taken(self, begin: int, end: int) -> list[Array]:
-        """The actions [E, V] of each of these steps of the group; none of them if not all are remembered."""
+        """Return the actions [E, V] of steps of the group; [] if not all are remembered."""
         if self._actions is None or begin < self._count - len(self._actions):
             return []
         return [self._actions[step % len(self._actions)] for step in range(begin, end)]

@@ -1,4 +1,4 @@
-"""Action masks: where they come from, and what no mask may say."""
+"""Action masks: sources of masks, and masks that are refused."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from appo.utils.errors import NothingAllowed, SpaceMismatch
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
 
 METHOD = "action_masks"
-"""The method of an environment that returns its mask, as those for sb3-contrib have it."""
+"""The method of an environment that returns the mask; sb3-contrib uses the same name."""
 
 BY_METHOD = f"the method {METHOD}() of the environment"
 
 
 class FindsMask:
-    """Finds the mask in what an environment shows, or else in its info.
+    """Finds the mask in the observation of an environment, or else in the info.
 
     Args:
-        observation_space, action_space: of one agent.
+        observation_space, action_space: spaces of one agent.
 
     Attributes:
-        form: of the masks.
-        shown: where observations show them; None: nowhere.
+        form: form of the masks.
+        shown: place of the mask in observations; None: no mask there.
     """
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         self.form, self.shown = MaskForm(action_space), shown_mask(observation_space)
 
     def find(self, observation: Any, info: Mapping[str, Any]) -> BoolArray | None:
-        """Return what is allowed, [M]; None where nothing says so.
+        """Return the mask [M]; None without a mask.
 
         Raises:
             ValueError: as `MaskForm.flat`.
@@ -47,10 +47,10 @@ class FindsMask:
 
 
 class AllowedActions(FindsMask):
-    """Whether an action, as an environment takes it, is allowed by what the environment shows.
+    """Tests whether an action of an environment is allowed by the environment's mask.
 
     Args:
-        observation_space, action_space: of the environment.
+        observation_space, action_space: spaces of the environment.
     """
 
     def __init__(self, observation_space: Space, action_space: Space):
@@ -70,7 +70,7 @@ class AllowedActions(FindsMask):
 
 
 def _choices(space: Space, action: Any) -> list[int]:
-    """All categorical choices of an action, in the order in which they are stored."""
+    """Return all categorical choices of an action, in the order of storage."""
     parts = children(space)
     if parts is not None:
         return [choice for key, part in parts for choice in _choices(part, action[key])]
@@ -107,15 +107,15 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
 
 
 class ActionMasks(FindsMask):
-    """Writes the masks that come in `info`, and finds those that leave nothing to choose.
+    """Writes the masks that come in `info`, and finds masks that leave no choice.
 
-    The mask of a final observation may be empty, since nothing is chosen there: it is filled up, for the policy is
-    asked for an action all the same, which nobody takes.
+    The mask of a final observation may be empty, because no action follows. Such a mask is filled up: the policy
+    computes an action anyway, which is not used.
 
     Args:
-        name: The environment's name in messages.
-        spec: Of the environment; its mask covers all categorical parts, one after the other.
-        observation_space, action_space: Of one agent.
+        name: name of the environment in messages.
+        spec: spec of the environment; the mask covers all categorical parts, one after the other.
+        observation_space, action_space: spaces of one agent.
     """
 
     def __init__(self, name: str, spec: EnvSpec, observation_space: Space, action_space: Space):
@@ -126,24 +126,24 @@ class ActionMasks(FindsMask):
         self._begins = np.cumsum([0, *sizes[:-1]])
 
     def write_row(self, obs: dict[str, Array], row: int, info: Mapping[str, Any]) -> None:
-        """Write the mask that one environment put into its info.
+        """Write the mask from the info of one environment.
 
         Raises:
-            SpaceMismatch: it is missing, of another size, or holds something else.
+            SpaceMismatch: the mask is missing, of another size, or has other values.
         """
         obs[MASK_KEY][row] = self.choices(None, info)
 
     def write_batch(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: Sequence[int] | Array) -> None:
-        """Write the masks that a vector environment put into its infos for some of its rows.
+        """Write the masks from the infos of a vector environment for some rows.
 
         Raises:
-            SpaceMismatch: one is missing, of another size, or holds something else.
+            SpaceMismatch: a mask is missing, of another size, or has other values.
         """
         for row in rows:
             self.write_row(obs, int(row), mask_of_batched(infos, int(row), self.form.size))
 
     def choices(self, observation: Any, info: Mapping[str, Any]) -> BoolArray:
-        """Return what is allowed after an observation and an info as the environment gave them, [M].
+        """Return the mask [M] after an observation and an info of the environment.
 
         Raises:
             SpaceMismatch: as `write_row`.
@@ -157,9 +157,9 @@ class ActionMasks(FindsMask):
         return allowed
 
     def stuck(self, obs: dict[str, Array], ended: BoolArray, first_row: int = 0) -> dict[int, NothingAllowed]:
-        """Return the failures of masks [R, *] that leave nothing to choose, by row; nearly always none.
+        """Return the failures of masks [R, *] that leave no choice, by row; nearly always none.
 
-        Those of rows whose episode has ended, [R], are filled up.
+        Masks of rows whose episode has ended, [R], are filled up.
         """
         masks = obs[MASK_KEY].reshape(len(ended), -1)
         stuck = (np.add.reduceat(masks, self._begins, axis=1, dtype=np.int64) == 0).any(axis=1)
@@ -194,7 +194,7 @@ def mask_of_batched(infos: Mapping[str, Any], row: int, size: int) -> dict[str, 
 
 
 def why_unmasked(spec: EnvSpec) -> str:
-    """Return why a mask in an info is not taken; empty where it is, or where one in the observation counts."""
+    """Return why a mask in an info is not taken; empty if masks are taken, or the observation has a mask."""
     if spec.action_mask:
         return ""
     if any(part.kind == "categorical" for part in spec.action.parts):

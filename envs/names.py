@@ -1,4 +1,4 @@
-"""Ids of environments that a person may have meant: of a family, without its prefix, or of a package to install."""
+"""Ids of environments that a person may have meant: of a family, without the prefix, or of a package to install."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from appo.envs.family import Family
 from appo.utils.values import nearest, shown
 
 MOST = 3
-"""Ids that one line suggests."""
+"""Largest number of ids in a suggestion."""
 
 LIKENESS = 0.75
-"""Of two names without prefix and version, as `difflib` measures it, from which on one may be meant by the other."""
+"""Similarity of two names without prefix and version, as `difflib` measures, above which a suggestion is made."""
 
 
 def suggestion(env_id: str, families: Iterable[Family]) -> str:
-    """Return `; did you mean X?` with the nearest ids, and how to install what they need; nothing if none is near.
+    """Return `; did you mean X?` with the nearest ids, and how to install their package; empty if none is near.
 
-    Everything that is installed is registered for that, which takes seconds.
+    All installed families are registered first, which takes seconds.
 
     Args:
-        env_id: that nobody knows.
-        families: all of them.
+        env_id: unknown id.
+        families: all families.
     """
     families, before = list(families), set(gymnasium.registry)
     for family in families:
@@ -55,8 +55,8 @@ class Known:
     """Ids by the names in them.
 
     Args:
-        ids: all of them.
-        prefixes: of families, which are no part of a name.
+        ids: all ids.
+        prefixes: prefixes of families, which are no part of a name.
     """
 
     def __init__(self, ids: Sequence[str], prefixes: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def _question(ids: Sequence[str]) -> str:
 
 
 def _missing_package(env_id: str, families: Sequence[Family], prefixes: Sequence[str]) -> str:
-    """Return which package has an environment of that name, where it is not installed; empty if none is known."""
+    """Return a package that has an environment of the name and is not installed; empty if none is known."""
     name = bare(env_id, prefixes)
     for family in families:
         if family.names and re.fullmatch(family.names, name) and find_spec(family.package) is None:
@@ -99,7 +99,7 @@ def _of_another(family: str, command: str) -> str:
 
 
 def registered_with_gym(module: str, env_id: str) -> str:
-    """Return one line about an id that a module registers with gymnasium's predecessor; empty if it does not."""
+    """Return one line about an id that a module registers with gymnasium's predecessor; empty if there is none."""
     gym = sys.modules.get("gym")
     registry = getattr(getattr(gym, "envs", None), "registry", None)
     if env_id not in getattr(registry, "env_specs", registry or ()):
@@ -114,7 +114,7 @@ def registered_with_gym(module: str, env_id: str) -> str:
 
 
 def bare(env_id: str, prefixes: Sequence[str]) -> str:
-    """Return the name in an id, in lower case: without the module or prefix before it, and the version behind it."""
+    """Return the name in an id, in lower case, without module, prefix and version."""
     name = env_id.rpartition(":")[2]
     for prefix in prefixes:
         if name.lower().startswith(prefix.lower()):

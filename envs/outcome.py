@@ -1,4 +1,4 @@
-"""The reward and the ends that a step returns, checked: each that is no number or no truth is named."""
+"""The reward and the ends of a step, checked: each value that is not a number or not a truth is named."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LARGEST = float(np.finfo(np.float32).max)
 LEAST = -LARGEST
 
 NUMBERS = frozenset({float, int, np.float64, np.float32})
-"""Types of rewards that need no look beside their size, which decides most steps in a few nanoseconds."""
+"""Types of rewards that need only a check of size; the test decides most steps in a few nanoseconds."""
 
 FLAGS = frozenset({bool, np.bool_})
-"""Types of ends that need no look."""
+"""Types of ends accepted without a check."""
 
 SEVERAL = "only environments with is_multiagent = True speak in lists, an entry per agent (docs/multi_agent.md)"
 
@@ -30,14 +30,14 @@ def reward_of(name: str, who: str, reward: Any, env: Any = None) -> float:
     """Return the reward of a step as a number; NaN and infinity pass.
 
     Args:
-        name: of the environment.
-        who: the row, in messages.
-        reward: the step returned it.
-        env: the step was its own; its spaces tell several agents from several objectives.
+        name: name of the environment.
+        who: row, in messages.
+        reward: reward that the step returned.
+        env: environment of the step; the spaces tell several agents from several objectives.
 
     Raises:
-        SpaceMismatch: it is no number.
-        NotFinite: it is a number too large for the memory of rewards.
+        SpaceMismatch: the reward is not a number.
+        NotFinite: the reward is too large for the memory of rewards.
     """
     number: Any = reward.item() if getattr(reward, "shape", None) == () and hasattr(reward, "item") else reward
     if not isinstance(number, Real | Decimal):  # a long double stays one
@@ -52,7 +52,7 @@ def truth_of(name: str, key: str, flag: Any) -> bool:
     """Return an end of an episode as a truth.
 
     Raises:
-        SpaceMismatch: it is something else, such as a list, which Python would take for true.
+        SpaceMismatch: the end is neither true nor false, such as a list, which Python would take for true.
     """
     said = flag.item() if getattr(flag, "shape", None) == () and hasattr(flag, "item") else flag
     if isinstance(said, bool | int | float) and said in (0, 1):
@@ -61,10 +61,10 @@ def truth_of(name: str, key: str, flag: Any) -> bool:
 
 
 def write_rewards(name: str, rewards: Any, out: Array) -> None:
-    """Write the rewards of a vector environment, one for each row of `out` [R].
+    """Write the rewards of a vector environment, one per row of `out` [R].
 
     Raises:
-        EnvironmentFailure: they are no numbers, not one for each row, or one is too large for `out`.
+        EnvironmentFailure: the rewards are not numbers, not one per row, or too large for `out`.
     """
     is_plain = type(rewards) is np.ndarray and rewards.shape == out.shape and rewards.dtype.char in "fd"
     # Most vectors, most steps. No square in a sum below the limit is of a number above it.
@@ -80,10 +80,10 @@ def write_rewards(name: str, rewards: Any, out: Array) -> None:
 
 
 def truths_of(name: str, key: str, flags: Any, num_rows: int) -> BoolArray:
-    """Return the ends that a vector environment says of its rows.
+    """Return the ends of a vector environment as truths [R].
 
     Raises:
-        EnvironmentFailure: they are no truths, or not one for each row.
+        EnvironmentFailure: the ends are not truths, or not one per row.
     """
     if type(flags) is np.ndarray and flags.dtype.char == "?" and flags.shape == (num_rows,):
         return flags
@@ -118,7 +118,7 @@ def _too_large(name: str, who: str, number: Any) -> str:
 
 
 def _described(reward: Any, env: Any) -> str:
-    """Say in words which reward is no number, and what to do."""
+    """Describe a reward that is not a number, and the cure."""
     if isinstance(reward, Mapping):
         return f"a dict of {shown(list(reward))}: agents with names are those of a pettingzoo.ParallelEnv"
     shape = getattr(reward, "shape", None)

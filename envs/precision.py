@@ -1,4 +1,4 @@
-"""Numbers of observations that float32, in which they are stored, cannot tell apart."""
+"""Numbers of observations that float32, the type of storage, cannot tell apart."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from appo.envs.spaces import Space, flat_observation_spaces
 from appo.envs.spec import Array
 
 LARGE = 1e4
-"""Size from which on digits are missed; noise far below smaller numbers is none that anybody would see."""
+"""Smallest size at which digits are missed; noise far below smaller numbers is invisible."""
 
 LOST_SHARE = 0.1
-"""Of the range of a number, that rounding may change it by."""
+"""Largest change of a number by rounding, as a part of the number's range."""
 
 
 class Precision:
-    """Compares what environments show with what is stored of it."""
+    """Compares observations of environments with the stored copies."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Any, ...]] = {}  # of every number: the least, the largest, one that lost most
 
     def look(self, key: str, shown: Array, stored: Array) -> None:
-        """Compare rows [R, *] of an observation key with the same rows as they are stored."""
+        """Compare rows [R, *] of an observation key with the stored rows."""
         kind, size = shown.dtype.kind, shown.dtype.itemsize
         if stored.dtype != np.float32 or kind not in "fiu" or size < (8 if kind == "f" else 4):
             return
@@ -37,7 +37,7 @@ class Precision:
         self._seen[key] = np.minimum(low, shown.min(axis=0)), np.maximum(high, shown.max(axis=0)), worst
 
     def lines(self) -> tuple[str, ...]:
-        """Return a line for every key of which numbers are lost."""
+        """Return a line for every key that loses numbers."""
         lines = []
         for key, seen in self._seen.items():
             low, high, worst = (np.asarray(one) for one in seen)
@@ -54,13 +54,13 @@ class Precision:
 
 
 def _error(numbers: Array) -> Any:
-    """Return how far numbers are from those that are stored; 0 for NaN and infinity, which are refused elsewhere."""
+    """Return the distance of numbers from the stored numbers; 0 for NaN and infinity, which are refused elsewhere."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.nan_to_num(np.abs(numbers.astype(np.longdouble) - numbers.astype(np.float32)), posinf=0.0)
 
 
 def may_lose(space: Space) -> bool:
-    """Return whether a space says that it shows numbers of more digits than float32 has."""
+    """Return whether a space contains numbers of more digits than float32 has."""
     boxes = [leaf for _, leaf in flat_observation_spaces(space) if isinstance(leaf, spaces.Box)]
     return any(box.dtype.kind in "fiu" and box.dtype.itemsize >= (8 if box.dtype.kind == "f" else 4) for box in boxes)
 

@@ -1,7 +1,7 @@
-"""Presets are settings of environment and network that work; a command line, config file or saved run overrules them.
+"""Presets are working settings of environment and network; a command line, config file or saved run overrules them.
 
-How an environment is learned is for the algorithm to know: its settings stand under the same names in the `presets.py`
-of the algorithm.
+The settings of learning stand under the same names in the `presets.py` of every algorithm; modules of families have
+APPO's.
 """
 
 import functools
@@ -78,9 +78,9 @@ def by_family() -> dict[str, FamilyPreset]:
 
 
 def find_name(env_id: str) -> str | None:
-    """Return the name of the preset of an environment, as `--env` has it; None if it has none.
+    """Return the name of the preset of an environment, as in `--env`; None without a preset.
 
-    A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by their whole name.
+    A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by the whole name.
     """
     env_id = unnumbered(env_id)
     env = env_id.rpartition(":")[2]
@@ -121,9 +121,9 @@ def network_for_numbers(count: int, *, continuous: bool, remembers: bool) -> Pre
     """Return flag -> value of the network for an unknown environment that shows numbers and choices only.
 
     Args:
-        count: of the numbers in an observation; a choice counts as often as it has values.
-        continuous: whether actions, or parts of them, are numbers.
-        remembers: whether a memory is asked for.
+        count: numbers in an observation; a choice counts as often as it has values.
+        continuous: whether actions, or parts of actions, are numbers.
+        remembers: whether the flags ask for a memory.
     """
     units = 128 if count > MANY_NUMBERS else 64
     memory = {"hidden_size": units} if remembers else {}
@@ -131,5 +131,5 @@ def network_for_numbers(count: int, *, continuous: bool, remembers: bool) -> Pre
 
 
 def network_for_images(*, continuous: bool) -> Preset:
-    """Return flag -> value of the network for an unknown environment that shows images, alone or beside others."""
+    """Return flag -> value of the network for an unknown environment that shows images, alone or with other arrays."""
     return IMAGES | (CONTINUOUS if continuous else {})

@@ -17,7 +17,7 @@ from appo.utils.errors import SpaceMismatch, UsageError
 Space = spaces.Space[Any]
 
 NO_BOUND = 1e9
-"""Size from which on a bound of an action stands for none: many declare the largest number of their type."""
+"""Bounds of an action from this size on count as no bound: many spaces declare the largest number of the type."""
 
 
 FRAMES = "num_frames_of_flags"
@@ -25,12 +25,12 @@ FRAMES = "num_frames_of_flags"
 
 
 class ActionForm(NamedTuple):
-    """How policies act in a Box.
+    """Units in which policies act in a Box.
 
     Attributes:
-        scaled: In [-1, 1] between finite bounds, and from -1 or up to 1 where there is one; else in its own units.
-        squashed: Numbers with two finite bounds are drawn from a Gaussian squashed by tanh.
-        bins: Choices that stand for every number, which has two finite bounds then; None: numbers.
+        scaled: in [-1, 1] between finite bounds, and from -1 or up to 1 at a single bound; else in the space's units.
+        squashed: numbers with two finite bounds are drawn from a Gaussian squashed by tanh.
+        bins: number of choices that stand for every number, which needs two finite bounds; None: numbers.
     """
 
     scaled: bool = False
@@ -39,7 +39,7 @@ class ActionForm(NamedTuple):
 
     @classmethod
     def of(cls, config: EnvConfig) -> ActionForm:
-        """Return the form that the flags ask for."""
+        """Return the form in the flags."""
         squashed = config.action_distribution == "tanh_gaussian"
         return cls(config.action_scaling == "auto", squashed, config.continuous_as_bins)
 
@@ -57,7 +57,7 @@ def spec_of(
     mask_in_info: bool = False,
     form: ActionForm = AS_THEY_ARE,
 ) -> EnvSpec:
-    """Describe the spaces of one agent; a mask that comes in `info` counts only where the observation has none.
+    """Describe the spaces of one agent; a mask in `info` counts only if the observation has none.
 
     Raises:
         UsageError: a space cannot be learned from or acted in; names the space and the reason.
@@ -84,10 +84,10 @@ def spec_of(
 
 
 def require_spec(name: str, spec: EnvSpec, observation_space: Space, action_space: Space) -> None:
-    """Check that an environment is like the first one, after which memory and models were made.
+    """Check that the spaces of an environment equal the first environment's, for which memory and models were made.
 
     Raises:
-        SpaceMismatch: it is not.
+        SpaceMismatch: the spaces differ.
     """
     form = ActionForm(spec.action.scale is not None, any(spec.action.is_squashed), spec.action.bins)
     found = spec_of(observation_space, action_space, mask_in_info=spec.mask_in_info, form=form)
@@ -111,13 +111,13 @@ def observation_specs(space: Space) -> dict[str, ObservationSpec]:
 
 
 def note_frames(space: Space, count: int | None) -> None:
-    """Let a space remember that flags have stacked so many frames into its images; None: they have not."""
+    """Note in a space the number of frames that flags have stacked into images; None: none."""
     for _, leaf in flat_observation_spaces(space) if count is not None else ():
         vars(leaf)[FRAMES] = count
 
 
 def frames_per_step(env: object) -> int:
-    """Simulator frames behind one step, for the families that count them (Atari, VizDoom); 1 for all others."""
+    """Simulator frames behind a step, for families that count frames (Atari, VizDoom); 1 for all others."""
     unwrapped = getattr(env, "unwrapped", env)
     if isinstance(said := getattr(unwrapped, "frames_per_step", None), int):
         return said
@@ -133,12 +133,12 @@ def frames_per_step(env: object) -> int:
 
 
 def num_agents_of(env: Any) -> int:
-    """Agents of an environment that speaks in lists, an entry per agent; 0 for one that does not.
+    """Agents of an environment whose methods use lists, with an entry per agent; 0 for other environments.
 
-    It says so by its `num_agents` above 1, or by `is_multiagent`, which decides where it is said.
+    The environment declares agents by `num_agents` above 1, or by `is_multiagent`, which decides if present.
 
     Raises:
-        UsageError: it has several agents and does not say how many.
+        UsageError: the environment has several agents and no number of agents.
     """
     unwrapped = getattr(env, "unwrapped", env)
     said, count = getattr(unwrapped, "is_multiagent", None), getattr(unwrapped, "num_agents", None)
@@ -151,9 +151,9 @@ def num_agents_of(env: Any) -> int:
 
 
 def find_out_agents(env: Any) -> None:
-    """Let an environment say whether it has several agents, if nothing but its `num_agents` above 1 does.
+    """Find out whether an environment has several agents, if only `num_agents` above 1 is a sign.
 
-    It is reset for that: others count opponents in an attribute of that name.
+    A reset decides: other environments count opponents in an attribute of the same name.
     """
     count, unwrapped = num_agents_of(env), getattr(env, "unwrapped", env)
     if not count or getattr(unwrapped, "is_multiagent", None) is not None:
@@ -169,7 +169,7 @@ def find_out_agents(env: Any) -> None:
 
 
 def _is_of(space: Space, observation: Any) -> bool:
-    """Return whether what `reset` showed is one observation: bounds and type are left to the loop."""
+    """Return whether the result of `reset` is one observation: the loop checks bounds and type."""
     if space.shape is None:
         return observation in space
     try:
@@ -179,7 +179,7 @@ def _is_of(space: Space, observation: Any) -> bool:
 
 
 def rows_said(env: Any, num_agents: int) -> str:
-    """Return one line about which agents are which rows; empty for one agent."""
+    """Return one line with the agent of every row; empty for one agent."""
     if num_agents < 2:
         return ""
     said = getattr(getattr(env, "unwrapped", env), "rows_said", None)
@@ -265,7 +265,7 @@ def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
 
 
 class _Number(NamedTuple):
-    """Bounds of a number as it is stored, and how the environment's is made of it."""
+    """Bounds of a stored number, and the way to the environment's number."""
 
     low: float
     high: float
@@ -347,7 +347,7 @@ def _foreign(space: object) -> str:
 
 
 def described(space: Space) -> str:
-    """The space in one line: a Text prints its whole alphabet, a large Box its bounds."""
+    """Return the space in one line: a Text prints its whole alphabet, a large Box its bounds."""
     text = " ".join(str(space).split())
     return text if len(text) <= 80 else type(space).__name__
 
@@ -380,11 +380,11 @@ class MaskForm:
         """Return a mask [M] of any of these forms: true where allowed.
 
         Args:
-            mask: as the environment gave it.
-            additive: 0 allows, what is far below forbids.
+            mask: mask of the environment.
+            additive: whether 0 allows, and a value far below 0 forbids.
 
         Raises:
-            ValueError: it is of no such form, or holds something else; says what was expected and found.
+            ValueError: the mask is of another form, or has other values; contains the expected and found form.
         """
         if type(mask) is np.ndarray and mask.dtype != object and mask.size == self.size:
             return allowed_by(mask.reshape(-1), additive=additive)
@@ -400,7 +400,7 @@ class MaskForm:
         return np.concatenate([allowed_by(chunk, additive=additive) for chunk in chunks])
 
     def _chunks(self, mask: Any) -> list[Array]:
-        """Return arrays that stand for whole parts, one after the other; None allows all, as `sample` has it."""
+        """Return arrays for whole parts, one after the other; None allows all, as in gymnasium's `sample`."""
         if mask is None:
             return [np.ones(self.size, np.bool_)]
         if isinstance(mask, Mapping):
@@ -422,10 +422,10 @@ class MaskForm:
 
 
 def allowed_by(mask: Any, *, additive: bool = False) -> BoolArray:
-    """Return where an array of any shape allows a choice: by 1, or, if it is `additive`, by 0.
+    """Return where an array of any shape allows a choice: by 1, or by 0 in an `additive` mask.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the array has other values.
     """
     if mask.dtype.kind not in "biuf":
         raise ValueError(f"expected entries 0 and 1, got {mask.dtype}")
@@ -439,7 +439,7 @@ def allowed_by(mask: Any, *, additive: bool = False) -> BoolArray:
 
 
 def is_mask(key: object) -> bool:
-    """Return whether the last part of an observation key says that it is a mask."""
+    """Return whether the last part of an observation key is the key of a mask."""
     return str(key).rpartition(".")[2] == MASK_KEY
 
 
@@ -447,8 +447,8 @@ class ShownMask(NamedTuple):
     """The mask in an observation.
 
     Attributes:
-        path: the keys that lead to it.
-        space: of it.
+        path: keys that lead to the mask.
+        space: space of the mask.
     """
 
     path: tuple[str | int, ...]
@@ -456,24 +456,24 @@ class ShownMask(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return its key as messages have it."""
+        """Return the key for messages."""
         return ".".join(map(str, self.path))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape in which it is stored."""
+        """Return the shape in storage."""
         if isinstance(self.space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
             return self.space.shape
         return (sum(prod(leaf.shape or ()) for leaf in flat_action_spaces(self.space)),)
 
     @property
     def is_additive(self) -> bool:
-        """Return whether its space says that it is added to logits: no entry is above 0."""
+        """Return whether the mask is added to logits: the space has no entry above 0."""
         leaves = flat_action_spaces(self.space)
         return all(isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all() for leaf in leaves)
 
     def of(self, observation: Any) -> Any:
-        """Return it as an observation shows it."""
+        """Return the mask in an observation."""
         for key in self.path:
             observation = observation[key]
         return observation

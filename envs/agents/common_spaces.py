@@ -1,6 +1,6 @@
-"""One space for agents whose spaces differ: shorter vectors end in zeros, choices that only others have are masked.
+"""One space for agents with different spaces: shorter vectors end in zeros, and masks forbid choices of other agents.
 
-An id beside the padded observation tells them apart, where one network plays them all.
+An id beside the padded observation distinguishes the agents, if a single network plays all.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ T = TypeVar("T")
 Translation = Callable[[Any], Any]
 
 AGENT_ID = "agent_id"
-"""The key under which agents of unlike kinds see which of all agents they are, as a choice."""
+"""The key with the index of the agent among all agents, as a choice, for agents with different spaces."""
 
 
 class CommonSpaces:
-    """The spaces in which all agents of an environment find room, and the way there and back.
+    """The spaces with room for all agents of an environment, and conversion in both directions.
 
     Args:
-        name: the environment's name in messages.
-        agents: their names.
-        observation_spaces, action_spaces: of each agent.
-        ids: agents whose spaces differ are shown which one they are.
-        scaled: [-1, 1] stands for each agent's own bounds where these differ; else actions are cut at them.
+        name: name of the environment in messages.
+        agents: names of the agents.
+        observation_spaces, action_spaces: spaces of each agent.
+        ids: whether observations of agents with different spaces contain the agent's id.
+        scaled: whether [-1, 1] stands for each agent's own bounds if the bounds differ; else actions are clipped.
 
     Attributes:
-        differ: whether they do.
-        has_ids: whether they are shown.
-        observation_space, action_space: of every agent.
-        masks: [M] per agent, the choices it has; None where all have the same.
+        differ: whether the spaces differ.
+        has_ids: whether observations contain ids.
+        observation_space, action_space: spaces of every agent.
+        masks: [M] per agent, the agent's choices; None if all agents have the same.
 
     Raises:
         UsageError: there are no such spaces, with the reason.
@@ -71,7 +71,7 @@ class CommonSpaces:
             self.masks = [(choices < size).astype(np.int8) for size in sizes]
 
     def observation(self, agent: int, observation: Any) -> Any:
-        """An agent's observation in the common space; one that is not of its own space stays as it is."""
+        """Return an agent's observation in the common space; an observation outside the agent's own stays unchanged."""
         padded = self._pads[agent](observation)
         if not self.has_ids:
             return padded
@@ -84,7 +84,7 @@ class CommonSpaces:
         return self._translations[agent](action)
 
     def mask(self, agent: int, mask: Any) -> Any:
-        """Return which of all choices an agent has; `mask` is what the environment says of it, or None."""
+        """Return the mask of an agent among all choices; `mask` is the environment's own mask, or None."""
         if self.masks is None:
             return mask
         allowed = self.masks[agent].copy()
@@ -112,7 +112,7 @@ def _of(kind: type[T], own: Sequence[Space]) -> list[T]:
 def _common(
     name: str, what: str, agents: Sequence[str], own: Sequence[Space], join: Callable[[Sequence[Space]], Space]
 ) -> Space:
-    """The space with room for all, or a `UsageError` that names two agents and says why there is none."""
+    """Return the space with room for all, or raise a `UsageError` with two agents and the reason."""
     if all(space == own[0] for space in own):
         return own[0]
     try:
@@ -198,7 +198,7 @@ def _same(value: Any) -> Any:
 
 
 def _pad(own: Space, common: Space) -> Translation:
-    """Puts observations of an agent's own space into the common one; whoever writes them says what is wrong."""
+    """Put observations of an agent's own space into the common space; the writer of rows reports errors."""
     if isinstance(own, spaces.Dict) and isinstance(common, spaces.Dict):
         pads = {key: _pad(part, common[key]) for key, part in own.spaces.items()}
         return lambda shown: _pad_dict(pads, shown)
@@ -229,7 +229,7 @@ def _translation(own: Space, mapped: Array | None) -> Translation:
 
 
 def _filled(array: Array, shape: tuple[int, ...]) -> Array:
-    """A vector that ends in zeros, as long as the shape says; any other array has that shape already."""
+    """Return a vector with zeros at the end, as long as the shape; any other array already has the shape."""
     if array.shape == shape:
         return array
     filled = np.zeros(shape, array.dtype)

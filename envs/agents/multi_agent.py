@@ -1,7 +1,8 @@
-"""Environments of several agents: a row for each agent, in the order of the agents, with the signals of our own loop.
+"""Environments of several agents: a row per agent, in the order of the agents, with the signals of our own loop.
 
-They are `gymnasium.Env`s that speak in lists, an entry per agent: `reset` returns observations and infos, `step` takes
-actions and returns observations, rewards, terminated, truncated and infos. Both spaces are those of one agent.
+Such an environment is a `gymnasium.Env` whose methods use lists, with an entry per agent: `reset` returns observations
+and infos, `step` takes actions and returns observations, rewards, terminated, truncated and infos. Both spaces are the
+spaces of one agent.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Reports = dict[int, dict[str, float]]
 
 
 def loop_over(env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> PythonLoop:
-    """The loop that steps such environments, of one agent or of several; `arguments` are those of `PythonLoop`."""
+    """Return the loop for environments of one agent or of several; `arguments` are the arguments of `PythonLoop`."""
     made = [env_fns[0]()]  # only an environment says how many agents it has
 
     def first() -> SingleEnv:
@@ -51,13 +52,13 @@ class Said(NamedTuple):
 
 
 class Roster:
-    """Who of the agents of one environment plays.
+    """The agents of an environment that play.
 
     Attributes:
-        playing: agents with an observation that they act on.
-        out: agents whose episode has ended, and who have not come back since.
-        team_return: rewards of all agents since the environment began its episode.
-        cut: that was before the first observation.
+        playing: agents that act on an observation.
+        out: agents whose episode has ended, until their next observation.
+        team_return: sum of the rewards of all agents since the environment's episode began.
+        cut: whether the episode began before the first observation.
     """
 
     def __init__(self, num_agents: int, infos: InfoReader | None = None) -> None:
@@ -75,19 +76,19 @@ class Roster:
         self.team_return, self.cut = 0.0, False
 
     def note(self, agent: int, ended: bool, info: Mapping[str, Any]) -> None:
-        """Note what was said of an agent in a step; `ended`: it terminated or was truncated."""
+        """Note the results of an agent's step; `ended`: terminated or truncated."""
         active = self._is_active(info)
         self.playing[agent] = active and not ended
         self.out[agent] = ended or (self.out[agent] and not active)
 
 
 class MultiAgentLoop(PythonLoop):
-    """Steps environments of several agents one after the other; the arguments are those of `PythonLoop`.
+    """Steps environments of several agents one after the other; the arguments are the arguments of `PythonLoop`.
 
-    A step that an agent does not take is like one that only resets: invalid, and what it shows next begins an episode.
-    So an agent that left early, or has not come yet, trains nothing, and whoever comes back remembers nothing. Until
-    then its row shows zeros. An agent that leaves without an end is truncated, and so bootstrapped from what it saw
-    last. The environment is reset on the step after the one in which the last agent has ended.
+    A step that an agent does not take is invalid, like a step that only resets, and the agent's next observation begins
+    an episode. An agent that left early, or has not come yet, trains nothing, and an agent that comes back remembers
+    nothing. Meanwhile the row shows zeros. An agent that leaves without an end is truncated; learning bootstraps from
+    the last observation. The step after the end of the last agent resets the environment.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> None:
@@ -126,7 +127,7 @@ class MultiAgentLoop(PythonLoop):
         return [EpisodeStats(at, report) for at, report in reports.items()]
 
     def _begin_anew(self, index: int, failure: EnvironmentFailure, row: StepRow, reports: Reports) -> None:
-        """Make an environment again, as if this step only began an episode of all its agents."""
+        """Make an environment again, as if the step only began an episode of all agents."""
         self._replace(index, failure, row.obs)
         rows = self._rows(index)
         row.first[rows], row.reward[rows] = True, 0.0
@@ -155,7 +156,7 @@ class MultiAgentLoop(PythonLoop):
                 reports.setdefault(last_row, {})[TEAM_RETURN] = roster.team_return
 
     def _write_agent(self, roster: Roster, agent: int, said: Said, row: StepRow, at: int) -> bool:
-        """Write a step of one agent; whether its episode ended with it."""
+        """Write a step of an agent; return whether the episode ended."""
         info, observation = said.infos[agent], said.observations[agent]
         require_info(self.name, "step", info)
         terminated, acted = bool(said.terminated[agent]), roster.playing[agent]
@@ -191,7 +192,7 @@ class MultiAgentLoop(PythonLoop):
                 self._blank(obs, at)
 
     def _observe(self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any] | None) -> None:
-        """Write what an agent sees, and where infos say it, what it may do; without an info it does nothing more."""
+        """Write an agent's observation, and the mask if infos have masks; without an info the episode has ended."""
         shape, types = self._observations.plain_shape, self._observations.plain_types
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
@@ -256,7 +257,7 @@ class MultiAgentLoop(PythonLoop):
         """Return the outcome of a step, an entry per agent.
 
         Raises:
-            SpaceMismatch: it is not what environments of several agents return.
+            SpaceMismatch: the outcome is not in the form of environments of several agents.
         """
         if not isinstance(result, tuple) or len(result) != len(Said._fields):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")

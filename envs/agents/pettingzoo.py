@@ -1,4 +1,4 @@
-"""PettingZoo: its ids, and its environments as those of several agents that our loop steps."""
+"""PettingZoo: ids, and environments as environments of several agents for our loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from appo.utils.errors import SpaceMismatch, UsageError
 from appo.utils.values import nearest
 
 ID = re.compile(r"(?:pettingzoo[./](\w+)|(atari|butterfly|classic|sisl))[./](\w+?)[-_]v(\d+)")
-"""As its registry has them, `sisl/pursuit-v5`, or like its modules, `pettingzoo.sisl.pursuit_v5`."""
+"""Ids as in PettingZoo's registry, `sisl/pursuit-v5`, or like modules, `pettingzoo.sisl.pursuit_v5`."""
 
 HARMLESS: Harmless = {
     **dict.fromkeys(("max_cycles", "num_agents"), 1e6),
@@ -33,7 +33,7 @@ HARMLESS: Harmless = {
     **dict.fromkeys(("freeze_evaders", "shared_reward", "continuous_actions", "continuous", "surround"), 1.0),
     **dict.fromkeys(("tag_reward", "catch_reward", "urgency_reward", "local_ratio", "constraint_window"), 1e6),
 }
-"""Arguments that a run of a stranger may set."""
+"""Arguments that an untrusted run may set."""
 
 NAMES = (
     r"pursuit|multiwalker|pistonball|cooperative_pong|knights_archers_zombies|chess|connect_four|go|hanabi|leduc_holdem|rps"
@@ -50,11 +50,11 @@ MOST_NAMES = 8  # of agents, in one line
 
 
 def find(name: str, *, registered: bool) -> Factory | None:
-    """Return the maker of the environment that PettingZoo has by that name; None if it is no name of its own.
+    """Return the maker of PettingZoo's environment with a name; None for a name in another form.
 
     Args:
-        name: an id of its own, or of those that a user's module has registered.
-        registered: a user's module may have registered it.
+        name: id in PettingZoo's form, or an id that a user's module has registered.
+        registered: whether a user's module may have registered the id.
 
     Raises:
         UsageError: PettingZoo has no such environment, or is missing or too old to have a registry.
@@ -70,7 +70,7 @@ def find(name: str, *, registered: bool) -> Factory | None:
 
 
 def ids() -> list[str]:
-    """List what is registered with PettingZoo; nothing where it is not installed, or has no registry."""
+    """List the ids in PettingZoo's registry; [] if PettingZoo is not installed, or has no registry."""
     try:
         return list(_makers(""))
     except (UsageError, ImportError):
@@ -78,7 +78,7 @@ def ids() -> list[str]:
 
 
 def _makers(env_id: str) -> dict[str, Factory]:
-    """Return the makers of all of PettingZoo's environments, by id; as parallel ones where they are so."""
+    """Return id -> maker of all of PettingZoo's environments, the parallel maker if one exists."""
     if find_spec("pettingzoo") is None:
         raise UsageError(f"{env_id} needs the package pettingzoo: {INSTALL}")
     zoo = importlib.import_module("pettingzoo")
@@ -103,16 +103,16 @@ def classes() -> tuple[type, ...]:
 
 
 def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False) -> Any:
-    """An environment of PettingZoo as one that our loop steps; any other as it is.
+    """Return PettingZoo's environment in a form for our loop; any other environment unchanged.
 
     Args:
-        env: what was made.
-        name: in messages.
-        ids: as of `CommonSpaces`.
-        scaled: as of `CommonSpaces`.
+        env: environment.
+        name: name in messages.
+        ids: as in `CommonSpaces`.
+        scaled: as in `CommonSpaces`.
 
     Raises:
-        UsageError: it cannot be stepped so, with the reason.
+        UsageError: the environment cannot be stepped in this form, with the reason.
     """
     if not isinstance(env, classes()):
         return env
@@ -130,15 +130,15 @@ def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False
 
 
 class ParallelAgents(gymnasium.Env[Any, Any]):
-    """A parallel environment whose agents are entries of lists, in the order of its `possible_agents`.
+    """A parallel environment whose agents are entries of lists, in the order of `possible_agents`.
 
     Args:
         parallel: PettingZoo's environment.
-        name: in messages.
-        ids, scaled: as of `CommonSpaces`.
+        name: name in messages.
+        ids, scaled: as in `CommonSpaces`.
 
     Raises:
-        UsageError: it does not say which agents there may be, or their spaces have no room for each other.
+        UsageError: the environment has no list of possible agents, or the spaces have no common space.
     """
 
     is_multiagent = True
@@ -164,7 +164,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
 
     @property
     def rows_said(self) -> str:
-        """Which agent is which row, and how they are told apart, in one line."""
+        """Return one line with the agent of every row, and the key that distinguishes agents."""
         names = self.agent_names
         shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], "...", names[-1]]
         said = f"{len(names)} agents of each environment are rows in this order: {', '.join(shown)}"
@@ -193,12 +193,12 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         return self._shown(observations), self._infos(infos)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Let every agent on the list of living ones take its action; everything with an entry per agent.
+        """Step all living agents with their actions; return lists with an entry per agent.
 
-        An agent that disappears without an end is truncated where it shows what it saw last, else terminated. When no
-        agent is left, those that never came are said to be truncated, so that all have ended. An agent whose episode
-        has ended comes back as soon as it is on the list again; where it never left the list, as soon as it is shown
-        something again.
+        An agent that disappears without an end is truncated if the last observation is shown, else terminated. When no
+        agent is left, agents that never came are truncated, so all agents have ended. An agent whose episode has ended
+        comes back as soon as the list of living agents contains the agent again, or, for an agent that never left the
+        list, with the next observation.
         """
         acting, asked = self._living, self._listed()
         taken = {a: self._spaces.action(i, action[i]) for i, a in enumerate(self.agents) if a in asked}
@@ -224,7 +224,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         )
 
     def render(self) -> Any:
-        """Return the picture that the environment draws."""
+        """Return the environment's picture."""
         return self.parallel.render()
 
     def close(self) -> None:
@@ -232,10 +232,10 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         self.parallel.close()
 
     def _listed(self) -> set[Any]:
-        """Return the agents that the environment calls living.
+        """Return the living agents.
 
         Raises:
-            SpaceMismatch: one of them is no possible agent.
+            SpaceMismatch: a living agent is no possible agent.
         """
         listed = set(self.parallel.agents)
         if strangers := listed.difference(self.agents):
@@ -250,7 +250,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         return list(shown)
 
     def _infos(self, infos: Mapping[Any, Any]) -> list[dict[str, Any]]:
-        """The info of every agent, with what it may choose where agents differ in that."""
+        """Return the info of every agent, with a mask if the agents' choices differ."""
         listed = []
         for index, agent in enumerate(self.agents):
             info = dict(infos.get(agent) or {})

@@ -99,7 +99,7 @@ SIZES = ("img_height", "img_width")
 
 
 def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """Return arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, as there are as many actors as cores."""
+    """Return arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, because every core has an actor."""
     defaults = {"num_threads": 1, "reward_clipping": False, "use_fire_reset": False}
     ours = {
         "frameskip": _frame_skip(config),

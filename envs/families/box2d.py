@@ -1,4 +1,4 @@
-"""Box2D's environments are made as gymnasium makes them."""
+"""Box2D's environments, made by gymnasium without an adapter."""
 
 from appo.envs.family import Family
 

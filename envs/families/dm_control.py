@@ -1,7 +1,7 @@
-"""dm_control's tasks are made by shimmy; what all sensors measure is shown as one vector.
+"""dm_control's tasks, made by shimmy, with all sensor values as one vector.
 
-Tassa et al. 2018 (arXiv:1801.00690). Episodes of the suite last 1,000 steps and are then cut off, which shimmy says as
-a truncation; rewards are in [0, 1].
+Tassa et al. 2018 (arXiv:1801.00690). Episodes of the suite are cut off after 1,000 steps, for shimmy a truncation;
+rewards are in [0, 1].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOMAINS = (
 
 
 def register_tasks() -> None:
-    """Register the suite's tasks with gymnasium, which shimmy does when it is imported."""
+    """Register the suite's tasks with gymnasium by importing shimmy."""
     from absl import logging
 
     logging.set_verbosity(logging.ERROR)  # dm_control tells how it looks for a screen, and what MuJoCo says of models
@@ -72,28 +72,24 @@ FAMILY = Family(
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make one task; those that show pictures too, as some of the locomotion do, keep their keys."""
+    """Make one task; tasks with pictures, such as some of the locomotion, keep their keys."""
     from appo.envs.wrappers.joined import JoinedVectors, joined_space
-    from appo.envs.wrappers.making import RepeatAction, make_registered, stack_frames
+    from appo.envs.wrappers.making import make_with_flags
+
+    def adapted(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        seconds: float = env.unwrapped.control_timestep()  # type: ignore[attr-defined]
+        env.metadata = {**env.metadata, "render_fps": 1 / seconds}  # shimmy's is that of a task with steps of 0.03 s
+        return env if joined_space(env.observation_space) is None else JoinedVectors(env)
 
     _know_only_what_is_there()
-    if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
-    env = make_registered(registration, **arguments)
-    seconds: float = env.unwrapped.control_timestep()  # type: ignore[attr-defined]
-    env.metadata = {**env.metadata, "render_fps": 1 / seconds}  # shimmy's is that of a task with steps of 0.03 s
-    if joined_space(env.observation_space) is not None:
-        env = JoinedVectors(env)
-    if config.env_frameskip is not None:
-        env = RepeatAction(env, config.env_frameskip)
-    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
+    return make_with_flags(registration, config, arguments, adapted)
 
 
 @functools.cache
 def _know_only_what_is_there() -> None:
-    """Let dm_control pass over the fields that its tables have and MuJoCo has no more.
+    """Remove fields from dm_control's tables that MuJoCo no longer has.
 
-    dm_control 1.0.50 accepts MuJoCo 4, which has other fields for soft bodies, and would fail at the first of the old.
+    dm_control 1.0.50 accepts MuJoCo 4, which has other fields for soft bodies, and would fail at the first old field.
     """
     import mujoco
     from dm_control.mujoco.wrapper.mjbindings import sizes

@@ -1,4 +1,4 @@
-"""MuJoCo's environments are made as gymnasium makes them."""
+"""MuJoCo's environments, made by gymnasium without an adapter."""
 
 from appo.envs.family import PIXELS, WEIGHT, Family
 

@@ -1,4 +1,4 @@
-"""Toys of several agents whose right answers are known; they speak in lists, an entry per agent."""
+"""Toys of several agents with known right answers; the methods use lists, with an entry per agent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from appo.envs.spec import FloatArray
 
 
 class Pair(gymnasium.Env[Any, Any]):
-    """Two agents answer one question: a step is worth 1 to each of them if both are right, and 1/4 if only one is.
+    """Two agents answer one question: both get 1 for a step with two right answers, and 1/4 with a single right answer.
 
-    Shown are the question, which is the right answer, and who one is. Episodes are cut off after `num_steps`; the best
-    return of an agent is `num_steps`, that of chance 2/9 of it. Paid for both alone, they could settle on being wrong
-    together.
+    An observation contains the question, which equals the right answer, and the agent's index. Episodes are cut off
+    after `num_steps`; the best return of an agent is `num_steps`, chance reaches 2/9 of the best. With a reward for two
+    right answers alone, the agents could settle on two wrong answers.
     """
 
     NUM_ANSWERS = 3
@@ -50,9 +50,9 @@ class Pair(gymnasium.Env[Any, Any]):
 class RockPaperScissors(gymnasium.Env[Any, Any]):
     """Two agents choose at the same time: paper beats rock, scissors paper, rock scissors; 1 for the winner, else -1.
 
-    Shown is what the other one chose in the round before, nothing in the first. The only strategy that cannot be
-    exploited is to choose evenly by chance; every other one is beaten by a pure one. Gradients alone run in circles
-    around it. An episode has `num_rounds`.
+    The observation is the opponent's choice in the round before, nothing in the first. The only strategy that cannot be
+    exploited is to choose evenly by chance; a pure strategy beats every other strategy. Gradients alone run in circles
+    around the even choice. An episode has `num_rounds`.
     """
 
     CHOICES = ("rock", "paper", "scissors")
@@ -81,7 +81,7 @@ class RockPaperScissors(gymnasium.Env[Any, Any]):
 
 
 class Shift(NamedTuple):
-    """From which step on an agent takes part, the step before which it has ended, and how it ends."""
+    """The first step of an agent, the step before which the agent has ended, and the kind of end."""
 
     begin: int
     end: int
@@ -89,7 +89,7 @@ class Shift(NamedTuple):
 
 
 def shift_of(agent: int, episode: int) -> Shift:
-    """The first agent is there from the start for at least 3 steps; until then all others have come, some have left."""
+    """The first agent takes part from the start for at least 3 steps; by then all others have come, some have left."""
     if agent == 0:
         return Shift(0, 3 + episode % 2, episode % 2 == 0)
     begin = (agent + episode) % 3
@@ -104,8 +104,8 @@ def shift_reward(agent: int, step: int, action: int) -> float:
 class Shifts(gymnasium.Env[Any, Any]):
     """Agents that come late and leave early, by a known plan (`shift_of`).
 
-    Every agent is shown [env id, episode, step, agent, its last action]; the env id is the seed of the last seeded
-    reset (modulo 2^16). Nothing is random. Whoever takes no part is shown nothing.
+    An agent's observation is [env id, episode, step, agent, last action]; the env id is the seed of the last seeded
+    reset (modulo 2^16). Nothing is random. An agent that takes no part has no observation.
     """
 
     NUM_ACTIONS = 4
@@ -129,7 +129,7 @@ class Shifts(gymnasium.Env[Any, Any]):
         return shown, [{} if here else {"is_active": False} for here in present]
 
     def step(self, action: Any) -> Any:
-        """Take the actions of those who are there; at the end of a shift its length and return are reported."""
+        """Take the actions of the present agents; the end of a shift reports length and return."""
         said: list[tuple[Any, ...]] = []
         before, self._step = self._step, self._step + 1
         for agent, shift in enumerate(self._shifts()):

@@ -1,4 +1,4 @@
-"""One small task in every observation and action space, with and without masks, whose best return is known."""
+"""A small task in every observation and action space, with and without masks, and with a known best return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_QUESTIONS = 4
 
 
 class Language(NamedTuple):
-    """A space, and how a question (or its answer) from 0 to 3 is said in it."""
+    """A space, and the way to say a question (or an answer) from 0 to 3 in the space."""
 
     space: Space
     say: Callable[[int], Any]
@@ -28,7 +28,7 @@ def _bits(question: int) -> Array:
 
 
 def _image(question: int) -> Array:
-    """White in one quarter [H,W,C]; height and width differ, so that whoever swaps them is caught."""
+    """White in one quarter [H,W,C]; height and width differ to catch code that swaps both."""
     image = np.zeros((36, 40, 3), np.uint8)
     top, left = 18 * (question // 2), 20 * (question % 2)
     image[top : top + 18, left : left + 20] = 255
@@ -82,20 +82,20 @@ ACTIONS = {
 
 
 class Spaces(gymnasium.Env[Any, Any]):
-    """Asks a question per step, in the observation space asked for; the answer is given in that action space.
+    """Asks a question per step in an observation space, and takes the answer in an action space.
 
     The questions are drawn evenly and independently. A step is worth the mean over the leaves of the action space: of
     choices and bits the share that is right, of numbers 1 minus the mean squared distance. So the best return is 1 per
     step. Episodes are cut off after `num_steps`.
 
-    With a mask about half of the wrong choices are forbidden, drawn anew in every step; whoever makes one of them gets
-    a `ValueError`. The mask of the last observation forbids everything.
+    A mask forbids about half of the wrong choices, drawn anew in every step; a forbidden choice raises a `ValueError`.
+    The mask of the last observation forbids everything.
 
     Args:
-        observation: One of `OBSERVATIONS`.
-        action: One of `ACTIONS`.
-        mask: Where it is said what is allowed: "observation" (its key "action_mask"), "info", or "" for no mask.
-        num_steps: Length of an episode.
+        observation: name in `OBSERVATIONS`.
+        action: name in `ACTIONS`.
+        mask: place of the mask: "observation" (the key "action_mask"), "info", or "" for no mask.
+        num_steps: length of an episode.
 
     Raises:
         ValueError: there is a mask but no choice.

@@ -27,7 +27,7 @@ TOYS = {
 
 
 def register_toys() -> None:
-    """Make the toys known to gymnasium; calling it again changes nothing."""
+    """Register the toys with gymnasium; a second call changes nothing."""
     for env_id, (single, vector) in TOYS.items():
         if env_id not in gymnasium.registry:
             entry_points = {"entry_point": f"appo.envs.toys.{single}"}
@@ -37,10 +37,10 @@ def register_toys() -> None:
 
 
 class Memory(gymnasium.Env[FloatArray, np.int64]):
-    """Show a cue once, then nothing for `delay` steps, then ask for it.
+    """Show a cue once, then nothing for `delay` steps, then ask for the cue.
 
-    The last entry of the observation asks. The answer is worth 1 if right and -1 / (num_cues - 1) if not: whoever
-    forgets cannot do better than 0, whoever remembers gets 1.
+    The last entry of the observation asks. The answer is worth 1 if right and -1 / (num_cues - 1) if not: without a
+    memory the best return is 0, with a memory 1.
     """
 
     def __init__(self, delay: int = 4, num_cues: int = 2):
@@ -101,11 +101,11 @@ class Corridor(gymnasium.Env[np.int64, np.int64]):
 
 
 class Cliff(gymnasium.Env[np.int64, np.int64]):
-    """Walk along a cliff of `length` cells: in each one of two actions goes on, the other falls and ends the episode.
+    """Walk along a cliff of `length` cells: in each, one of two actions goes on, the other falls and ends the episode.
 
-    The return is 1 at the end of the cliff, else 0. Of episodes with random actions one in 2^length gets there, so that
-    a replay holds next to nothing else, and what it should be drawn from is a few steps. The observation is the number
-    of the cell (a Discrete space).
+    The return is 1 at the end of the cliff, else 0. Of episodes with random actions, one in 2^length reaches the end,
+    so nearly everything in a replay is useless, except for a few steps. The observation is the number of the cell (a
+    Discrete space).
 
     Source: Schaul et al. 2016, arXiv:1511.05952, section 3.1, "Blind Cliffwalk".
     """
@@ -198,10 +198,10 @@ def counter_step(env_id: int, episode: int, step: int, action: int) -> CounterSt
 
 
 class Counter(gymnasium.Env[FloatArray, np.int64]):
-    """Says who, when and what in every observation: [env id, episode, step, action that led here].
+    """Shows env, episode and step in every observation: [env id, episode, step, action that led here].
 
-    The env id is the seed of the last seeded reset (modulo 2^16). Nothing is random, so whoever mixes up rows, steps,
-    episodes or actions is caught: `counter_step` and `counter_length` tell what must follow.
+    The env id is the seed of the last seeded reset (modulo 2^16). Nothing is random, so a mix-up of rows, steps,
+    episodes or actions is caught: `counter_step` and `counter_length` return the expected values.
     """
 
     NUM_ACTIONS = 4
@@ -237,7 +237,7 @@ class Counter(gymnasium.Env[FloatArray, np.int64]):
 
 
 class CounterVector(VectorEnv[FloatArray, Array, Array]):
-    """`Counter` as a vector, in any autoreset mode; like many vectors it hands out one buffer again and again."""
+    """`Counter` as a vector, in any autoreset mode; like many vectors, returns the same buffer again and again."""
 
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP):
         self.num_envs = num_envs
@@ -284,7 +284,7 @@ class CounterVector(VectorEnv[FloatArray, Array, Array]):
 
 
 class Zero(gymnasium.Env[Array, np.int64]):
-    """Costs next to nothing and means nothing: what is measured on it is the framework."""
+    """Costs next to nothing and means nothing, for measurements of the framework."""
 
     def __init__(self, obs_bytes: int = 16, episode_steps: int = 1000):
         self.observation_space = spaces.Box(0, 255, (obs_bytes,), np.uint8)
@@ -327,7 +327,7 @@ class ZeroVector(VectorEnv[Array, Array, Array]):
         return self._observation, {}
 
     def step(self, actions: Array) -> tuple[Array, Array, BoolArray, BoolArray, dict[str, Any]]:
-        """Do nothing; all rows are cut off together after `episode_steps`, the step after that resets them."""
+        """Do nothing; all rows are cut off together after `episode_steps`, and the next step resets all."""
         self._step = 0 if self._step == self.episode_steps else self._step + 1
         return (
             self._observation,

@@ -1,4 +1,4 @@
-"""A toy of PettingZoo, which must be installed for it: `--env=appo.envs.toys.zoo:Sizes`."""
+"""A toy of PettingZoo, which must be installed: `--env=appo.envs.toys.zoo:Sizes`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Dicts = tuple[dict[str, FloatArray], dict[str, float], dict[str, bool], dict[str
 
 
 class Sizes(ParallelEnv):  # type: ignore[misc]
-    """Three agents with 2, 3 and 4 choices, each shown its right one in a vector of as many entries.
+    """Three agents with 2, 3 and 4 choices; a vector of as many entries shows each agent the right choice.
 
-    A step is worth 1 to an agent that is right. Whoever makes a choice that it does not have gets a `ValueError`.
-    Episodes are cut off after `num_steps`, which is the best return.
+    A step is worth 1 to an agent with the right choice. A choice that an agent does not have raises a `ValueError`.
+    Episodes are cut off after `num_steps`, the best return.
     """
 
     NUM_CHOICES = {"small": 2, "middle": 3, "large": 4}  # noqa: RUF012

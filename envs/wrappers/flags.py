@@ -1,4 +1,4 @@
-"""Wrappers that flags ask for around every environment."""
+"""Wrappers around every environment that follow from flags."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PREVIOUS_KEY = "previous_step"
 
 
 def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment as `--clip_actions`, `--no_done_at_end` and `--observe_previous` say.
+    """Wrap an environment for `--clip_actions`, `--no_done_at_end` and `--observe_previous`.
 
     Raises:
-        UsageError: it has several agents, or shows something by the name of what was to be added.
+        UsageError: the environment has several agents, or has an observation key with the name of the added key.
     """
     if not config.clip_actions:
         env = FreeActions(env)
@@ -42,14 +42,14 @@ def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
 
 
 def vector_as_flags_ask(env: VectorEnv[Any, Any, Any], config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    """Wrap a vector of environments as `--clip_actions` and `--no_done_at_end` say."""
+    """Wrap a vector of environments for `--clip_actions` and `--no_done_at_end`."""
     if not config.clip_actions:
         env = FreeVectorActions(env)
     return VectorNeverTerminates(env) if config.no_done_at_end else env
 
 
 def unbounded(space: Space) -> Space:
-    """The space with no bounds on real numbers; choices and bits keep theirs."""
+    """Return the space without bounds of real numbers; choices and bits keep theirs."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: unbounded(part) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -60,7 +60,7 @@ def unbounded(space: Space) -> Space:
 
 
 class FreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows no bounds of actions, so that none is clipped."""
+    """Removes the bounds of actions, so no action is clipped."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -68,7 +68,7 @@ class FreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FreeVectorActions(AnyVectorWrapper):
-    """Shows no bounds of actions, so that none is clipped."""
+    """Removes the bounds of actions, so no action is clipped."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
@@ -77,9 +77,9 @@ class FreeVectorActions(AnyVectorWrapper):
 
 
 class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Says of every end that it is one of patience: what terminates is truncated.
+    """Replaces every termination by a truncation.
 
-    One of several agents that shows nothing at its end stays terminated: there is nothing to bootstrap from.
+    An agent, of several, without an observation at the end stays terminated: nothing is left to bootstrap from.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -106,7 +106,7 @@ class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorNeverTerminates(AnyVectorWrapper):
-    """Says of every end that it is one of patience: what terminates is truncated."""
+    """Replaces every termination by a truncation."""
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the vector, and change the ends."""
@@ -117,14 +117,14 @@ class VectorNeverTerminates(AnyVectorWrapper):
 
 
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows the action and the reward of the last step, as numbers side by side, beside what the environment shows.
+    """Adds the action and the reward of the last step, as a vector, to the observation.
 
     Args:
-        env: of one agent.
-        shown: what is added: action, reward or both.
+        env: environment of one agent.
+        shown: added values: action, reward or both.
 
     Raises:
-        UsageError: the environment shows something by that name.
+        UsageError: the observation already has a key with the name.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], shown: str) -> None:

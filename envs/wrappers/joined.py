@@ -1,4 +1,4 @@
-"""Several vectors of numbers shown as one, which a single encoder reads together, and faster."""
+"""Several vectors of numbers joined to one, which a single encoder reads together, and faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appo.envs.spec import FloatArray
 
 
 def joined_space(space: Space) -> spaces.Box | None:
-    """The space of all numbers of a Dict end to end; None for one that holds anything but vectors of floats."""
+    """Return the space of all numbers of a Dict end to end; None unless the Dict has only vectors of floats."""
     if not isinstance(space, spaces.Dict) or shown_mask(space) or not space.spaces:
         return None
     leaves = list(space.spaces.values())
@@ -31,10 +31,10 @@ def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> FloatArray:
 
 
 class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Shows an environment's vectors as one [n].
+    """Joins an environment's vectors to one [n].
 
     Args:
-        env: its observation space has a `joined_space`.
+        env: environment whose observation space has a `joined_space`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

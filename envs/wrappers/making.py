@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
+from appo.envs.config import EnvConfig
 from appo.envs.conversion import require_info
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.masks import AllowedActions
@@ -27,7 +28,7 @@ ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30,
 
 
 def make_registered(registration: Registration, **arguments: Any) -> gymnasium.Env[Any, Any]:
-    """gymnasium.make without the two wrappers that only check what is checked here anyway, at a cost per step."""
+    """Make an environment without gymnasium's two wrappers that repeat checks of the group, at a cost per step."""
     env: gymnasium.Env[Any, Any] = gymnasium.make(
         replace(registration, order_enforce=False, disable_env_checker=True), **arguments
     )
@@ -35,9 +36,10 @@ def make_registered(registration: Registration, **arguments: Any) -> gymnasium.E
 
 
 def know_actions_sooner(env: gymnasium.Env[Any, Any]) -> None:
-    """Let the choices of an environment tell at once whether a Python int, as it is given here, is one of them.
+    """Speed up the test whether a Python int, the type of actions here, is a choice of the environment.
 
-    Environments that assert it at every step, as gymnasium's own do, spend up to a third of the step on it otherwise.
+    Environments that assert the choice at every step, as gymnasium's own do, otherwise spend up to a third of a step on
+    the test.
     """
     space = getattr(env.unwrapped, "action_space", None)
     if type(space) is spaces.Discrete:
@@ -50,9 +52,9 @@ def _is_choice(space: spaces.Discrete, low: int, end: int, x: Any) -> bool:
 
 
 class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes every action `times` times, or until the episode ends or a mask forbids it; rewards add up.
+    """Takes every action `times` times, or until the episode ends or a mask forbids the action; rewards add up.
 
-    `info["num_frames"]` says how many frames that was.
+    `info["num_frames"]` is the number of frames.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int):
@@ -76,12 +78,12 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any, Any]:
-    """Show the last `count` observations at once; an episode starts with copies of its first one.
+    """Stack the last `count` observations; an episode starts with copies of the first observation.
 
     Images are stacked as further channels, vectors end to end.
 
     Raises:
-        UsageError: the observation is no single array.
+        UsageError: the observation is not a single array.
     """
     space = env.observation_space
     if not isinstance(space, spaces.Box) or not space.shape:
@@ -98,8 +100,23 @@ def stack_frames(env: gymnasium.Env[Any, Any], count: int) -> gymnasium.Env[Any,
     return TransformObservation(FrameStackObservation(env, count), joined, stacked)
 
 
+def make_with_flags(
+    registration: Registration,
+    config: EnvConfig,
+    arguments: dict[str, Any],
+    adapt: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]] = lambda env: env,
+) -> gymnasium.Env[Any, Any]:
+    """Make an environment, `adapt` it, and wrap it for `--horizon`, `--env_frameskip` and `--env_framestack`."""
+    if config.horizon is not None:
+        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
+    env = adapt(make_registered(registration, **arguments))
+    if config.env_frameskip is not None:
+        env = RepeatAction(env, config.env_frameskip)
+    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
+
+
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
-    """Return how many steps a game makes per second of its own time, by its metadata and its frame skip."""
+    """Return the steps of a game per second of the game's own time, by metadata and frame skip."""
     registered = getattr(env.unwrapped, "spec", None)
     if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
         rate = ATARI_FRAMES_PER_SECOND

@@ -1,4 +1,4 @@
-"""Masks of environments that have a method `action_masks`."""
+"""Masks from the method `action_masks` of an environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from appo.envs.wrappers.vector_wrapper import AnyVectorWrapper
 
 
 class MasksOfMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts into infos what the environment's method `action_masks` returns, of several agents a mask for each.
+    """Puts the result of the environment's method `action_masks` into infos; for several agents, a mask per agent.
 
-    An info that holds a mask itself keeps it.
+    An info with a mask keeps the mask.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin an episode, with its first mask."""
+        """Begin an episode, with a first mask."""
         return self._with_masks(self.env.reset(seed=seed, **({"options": options} if options else {})))
 
     def step(self, action: Any) -> Any:
@@ -40,7 +40,7 @@ class MasksOfMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorMasksOfMethod(AnyVectorWrapper):
-    """Puts into infos what the method `action_masks` of a vector, or of each of its environments, returns."""
+    """Puts the results of the method `action_masks` of a vector, or of each environment in the vector, into infos."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begin episodes, with their first masks."""
@@ -48,7 +48,7 @@ class VectorMasksOfMethod(AnyVectorWrapper):
         return observation, self._with_masks(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Step the vector, and put the next masks into its infos."""
+        """Step the vector, and put the next masks into infos."""
         *others, infos = self.env.step(actions)
         return (*others, self._with_masks(infos))
 
@@ -59,14 +59,14 @@ class VectorMasksOfMethod(AnyVectorWrapper):
 
 
 def with_masks_of_method(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Let the masks of an environment that has a method for them stand in its infos, unless it shows them."""
+    """Wrap an environment with a method for masks, unless observations contain the mask."""
     if not (env.has_wrapper_attr(METHOD) and callable(env.get_wrapper_attr(METHOD))):
         return env
     return env if shown_mask(env.observation_space) else MasksOfMethod(env)
 
 
 def with_masks_of_methods(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Let the masks of a vector with such a method stand in its infos; gymnasium's own ask their environments."""
+    """Wrap a vector with a method for masks; gymnasium's own vectors if the environments have the method."""
     of_each = False
     if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
         first = env.unwrapped.envs[0] if isinstance(env.unwrapped, SyncVectorEnv) else env.unwrapped.env_fns[0]()

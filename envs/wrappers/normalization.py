@@ -1,4 +1,4 @@
-"""Statistics by which an environment normalizes: part of the policy, and in no checkpoint."""
+"""Running statistics of environments that normalize: part of the policy, and in no checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATISTICS = {  # by the names of gymnasium, baselines, SB3
 
 
 def own_normalization(env: Any) -> tuple[str, ...]:
-    """Return a line about wrappers that normalize by running statistics of their own; none where there are none."""
+    """Return a line about wrappers that normalize by running statistics of their own; () if there are none."""
     found = {
         type(layer).__name__: own
         for layer in _held(env, set())
@@ -34,7 +34,7 @@ def own_normalization(env: Any) -> tuple[str, ...]:
 
 
 def _held(env: Any, known: set[int]) -> Iterator[Any]:
-    """Yield an environment and those that it holds as attributes, of lists only the first one."""
+    """Yield an environment and the environments in its attributes, of lists only the first."""
     if id(env) in known or not hasattr(env, "__dict__"):
         return
     known.add(id(env))

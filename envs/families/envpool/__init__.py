@@ -47,10 +47,10 @@ RUNTIME_ARGUMENTS = ("num_envs", "batch_size", "seed", "env_seed")
 
 
 def registration(task: str) -> Registration:
-    """Return the entry points of an environment, named as envpool names it.
+    """Return the entry points of an environment, by envpool's name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: envpool has no such environment.
     """
     from gymnasium.envs.registration import EnvSpec as Registration
 
@@ -66,7 +66,7 @@ def registration(task: str) -> Registration:
 
 
 def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
-    """Return arguments of the pool; one thread, because there are as many actors as cores.
+    """Return arguments of the pool; one thread, because every core has an actor.
 
     Raises:
         UsageError: the environment cannot do what a flag asks, or an argument is not for the user to set.

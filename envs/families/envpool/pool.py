@@ -20,18 +20,18 @@ NUM_SEEDS = 1 << 30  # the seed of an environment is the sum of the pool's seed 
 
 
 class PoolVector(VectorEnv[Any, Any, Any]):
-    """A pool whose environments are all stepped together. Of its infos only a mask of actions is passed on.
+    """A pool whose environments are all stepped together. Of all infos only an action mask is passed on.
 
     Args:
         task: name of the environment.
-        num_envs: in the pool.
+        num_envs: number of environments in the pool.
         kwargs: arguments of the environment.
 
     Attributes:
-        frames_per_step: of games that count frames; 1 for others.
+        frames_per_step: frame skip of games with a count of frames; 1 for others.
 
     Raises:
-        UsageError: the environment is one of several players.
+        UsageError: the environment is for several players.
     """
 
     def __init__(self, task: str, num_envs: int, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class PoolVector(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every environment; a pool has its seed for life, so that another one makes a new pool."""
+        """Begin an episode in every environment. A pool keeps the seed for life, so another seed makes a new pool."""
         if seed is not None or self._pool is None:
             self._pool = None  # ends the threads of the last one
             chosen = int(self.np_random.integers(NUM_SEEDS)) if seed is None else seed % NUM_SEEDS
@@ -64,7 +64,7 @@ class PoolVector(VectorEnv[Any, Any, Any]):
         return self._joined(observation), _told(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every environment, or reset it if its episode has ended."""
+        """Step every environment; an environment whose episode has ended is reset instead."""
         observation, reward, terminated, truncated, infos = self._pool.step(actions)
         return self._joined(observation), reward, terminated, truncated, _told(infos)
 
@@ -85,11 +85,11 @@ class PoolEnv(gymnasium.Env[Any, Any]):
 
     Args:
         task: name of the environment.
-        render_mode: rgb_array, or None: it is not drawn.
+        render_mode: rgb_array, or None: no pictures.
         kwargs: arguments of the environment.
 
     Raises:
-        UsageError: it cannot be drawn so.
+        UsageError: the environment has no such render mode.
     """
 
     def __init__(self, task: str, render_mode: str | None = None, **kwargs: Any) -> None:

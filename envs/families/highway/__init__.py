@@ -1,4 +1,4 @@
-"""highway-env's environments are made as gymnasium makes them, except that pictures need no screen."""
+"""highway-env's environments are made by gymnasium; pictures need no screen."""
 
 from __future__ import annotations
 
@@ -51,11 +51,6 @@ FAMILY = Family(
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make one road."""
     from appo.envs.families.highway.drawing import DrawnInMemory
-    from appo.envs.wrappers.making import RepeatAction, make_registered, stack_frames
+    from appo.envs.wrappers.making import make_with_flags
 
-    if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
-    env: gymnasium.Env[Any, Any] = DrawnInMemory(make_registered(registration, **arguments))
-    if config.env_frameskip is not None:
-        env = RepeatAction(env, config.env_frameskip)
-    return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
+    return make_with_flags(registration, config, arguments, DrawnInMemory)

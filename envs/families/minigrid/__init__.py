@@ -68,13 +68,8 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
         UsageError: frames are to be stacked; a recurrent network remembers instead.
     """
     from appo.envs.families.minigrid.symbols import SymbolicObservations
-    from appo.envs.wrappers.making import RepeatAction, make_registered
+    from appo.envs.wrappers.making import make_with_flags
 
     if config.env_framestack is not None:
         raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
-    if config.horizon is not None:
-        arguments = arguments | {"max_episode_steps": config.horizon * (config.env_frameskip or 1)}
-    env = make_registered(registration, **arguments)
-    if config.env_frameskip is not None:
-        env = RepeatAction(env, config.env_frameskip)
-    return SymbolicObservations(env)
+    return SymbolicObservations(make_with_flags(registration, config, arguments))

@@ -14,14 +14,14 @@ from gymnasium import spaces
 from appo.envs.spec import Array
 
 MISSION_SIZE = 64
-"""Entries into which the words of a mission are hashed."""
+"""Entries of the bag of hashed words."""
 
 
 class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows the view as one-hot symbols [H,W,20], the direction, and the mission as a bag of hashed words.
+    """Returns the view as one-hot symbols [H,W,20], the direction, and the mission as a bag of hashed words.
 
-    Neither the numbers of objects nor those of colours have an order that a network should be told. Pairs of
-    neighbouring words are hashed too, so that "a red ball and a blue key" is not "a blue ball and a red key".
+    The numbers of objects and colours have no order for a network to learn. Pairs of neighbouring words are hashed too:
+    "a red ball and a blue key" differs from "a blue ball and a red key".
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
@@ -55,7 +55,7 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @functools.cache
 def symbol_counts() -> tuple[int, int, int]:
-    """Return how many objects, colours and states there are."""
+    """Return the numbers of objects, colours and states."""
     from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 
     return len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX)

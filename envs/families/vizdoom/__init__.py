@@ -1,4 +1,4 @@
-"""VizDoom's scenarios are rendered small and fast; an episode that ends by its timeout is truncated."""
+"""VizDoom's scenarios, rendered small and fast; an episode that ends by a timeout is truncated."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     """Make one game, rendered at the engine's smallest resolution that covers the size in the flags.
 
     Raises:
-        UsageError: no resolution of the engine is large enough, or a wrapper cannot do what a flag asks.
+        UsageError: no resolution of the engine is large enough, or frames of several arrays are to be stacked.
     """
     from appo.envs.families.vizdoom.observations import DoomObservations, smallest_resolution
     from appo.envs.wrappers.making import make_registered, stack_frames

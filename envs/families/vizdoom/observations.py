@@ -19,16 +19,16 @@ from appo.utils.errors import UsageError
 
 SCREEN = "screen"
 NAMES = {"labels"}
-"""Images whose numbers are names, which cannot be averaged."""
+"""Images whose numbers are names, which have no average."""
 IMAGES = NAMES | {SCREEN, "depth", "automap"}
 
 
 class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows images of the size asked for, and the last real frame at the end of an episode.
+    """Resizes images, and repeats the last real frame at the end of an episode.
 
-    The screen becomes the main observation ("obs"). Texts are left out: they have no fixed size. The engine has no
-    picture of a finished episode and the package shows a black one; a value estimated from that would be wrong, so the
-    frame before stands for it. A timeout is a truncation, whatever else the package calls it.
+    The screen becomes the main observation ("obs"). Texts are left out: texts have no fixed size. The engine has no
+    picture of a finished episode, and the package returns a black picture, for which a value estimate would be wrong,
+    so the frame before is returned. A timeout is a truncation, even if the package reports a termination.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], width: int, height: int):
@@ -45,7 +45,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
-        """End the engine, and remove what it has left."""
+        """End the engine, and remove the engine's files."""
         super().close()
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -54,7 +54,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; the engine, when it starts, leaves its files in a folder of its own."""
+        """Begin an episode; an engine that starts leaves files in a folder of its own."""
         running = self.unwrapped.game.is_running()  # type: ignore[attr-defined]
         if not running:
             self._scratch = self._scratch or _scratch_directory()
@@ -99,10 +99,10 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def smallest_resolution(width: int, height: int) -> str:
-    """Find the engine's resolution with the fewest pixels that is at least so wide and so high.
+    """Find the engine's resolution with the fewest pixels and at least the given width and height.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no resolution is as large.
     """
     from vizdoom import ScreenResolution
 
@@ -115,10 +115,10 @@ def smallest_resolution(width: int, height: int) -> str:
 
 
 def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder of nobody else's, in which an engine starts and leaves a file when it ends.
+    """Make a private folder in which an engine starts and leaves a file at the end.
 
-    In a process of a run it lies in the folder of multiprocessing's sockets, which goes with the run, should this
-    process be killed.
+    In a process of a run the folder lies in the folder of multiprocessing's sockets, which is removed with the run even
+    if the process is killed.
     """
     above = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     scratch = tempfile.TemporaryDirectory(
