@@ -3,29 +3,27 @@
 from dataclasses import dataclass, replace
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.parts.config import ColumnsConfig, OptimizerConfig
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
 class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     """Learning."""
 
-    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
-    adam_eps: float = flag(1.5e-4, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
-    max_grad_norm: float = flag(
-        40.0,
-        "limit of the L2 norm of the whole gradient; 0 = off",
-        minimum=0,
-        mutation="scale",
-        mutation_range=(1e-2, 1e3),
+    adam_eps: float = same_flag(OptimizerConfig, "adam_eps", default=1.5e-4)
+    max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=40.0)
+    rollout: int = same_flag(
+        ColumnsConfig, "rollout", "steps of a trajectory, the unit handed from actors to the replay"
     )
-    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the replay", minimum=1)
-    batch_size: int = flag(
-        512, "steps drawn from the replay per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    batch_size: int = same_flag(
+        ColumnsConfig,
+        "batch_size",
+        "steps drawn from the replay per optimizer step, a multiple of rollout",
+        default=512,
     )
-    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    gamma: float = same_flag(ColumnsConfig, "gamma")
     n_steps: int = flag(3, "steps whose rewards are summed before a value stands in for the rest", minimum=1)
     double_q: bool = flag(True, "the trained network chooses the next action, the target network values it")
     dueling: bool = flag(True, "Q as the value of the state plus an advantage of every choice", fixed_on_resume=True)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.learning.batches import BatchSource
     from appo.algorithms.runtime.learning.learner_worker import Learner
     from appo.algorithms.runtime.memory.slots import Trajectories
-    from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,6 @@ class PPO(ActorCriticAlgorithm):
     metrics: ClassVar[Mapping[str, str]] = {**METRICS, **STREAMING_METRICS}
     panel: ClassVar[Mapping[str, str]] = PANEL
     synchronous: ClassVar[bool] = True
-
-    def check(self, flags: PPOConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see the learner."""
-        flags.check(recurrent=False)
 
     def streams(self, flags: PPOConfig) -> bool:
         """Whether a batch is trained on in microbatches that are dropped, see `--microbatch_size`."""
