@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from appo.algorithms.offline import presets
 from appo.algorithms.offline.config import CLONING_METRICS, MARWIL_METRICS, CloningConfig, MarwilConfig
 from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
 from appo.algorithms.runtime.algorithm import Context
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.memory.slots import Trajectories
     from appo.envs.config import EnvConfig
     from appo.envs.spec import EnvSpec
-
-# What others learn with is for what they have acted; of presets only the discount is a fact of the environment.
-DISCOUNTS: Mapping[str, float] = {
-    "MountainCar": 0.999,
-    "MountainCarContinuous": 0.999,
-    "LunarLander": 0.999,
-    "LunarLanderContinuous": 0.999,
-    "Pendulum": 0.9,
-    "highway": 0.8,
-}
 
 
 @dataclass(frozen=True)
@@ -42,8 +33,8 @@ class BC(ActorCriticAlgorithm):
     values: ClassVar[str] = ""
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments: the discount, where it is unusual."""
-        return {"gamma": DISCOUNTS[name]} if name in DISCOUNTS else {}
+        """Return flag -> value of learning for a family of known environments."""
+        return presets.learning_preset(name)
 
     def find_spec(self, flags: CloningConfig, env: EnvConfig) -> EnvSpec:
         """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
