@@ -1,4 +1,4 @@
-"""The flags of A3C; where the paper leaves a choice open, the default is that of Stable-Baselines3's A2C."""
+"""The flags of A3C; values that the paper leaves open come from Stable-Baselines3's A2C."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,23 +53,23 @@ class A3CConfig(OptimizerConfig):
     )
     value_loss_coeff: float = same_flag(SurrogateConfig, "value_loss_coeff")
 
-    # What sampling asks of every algorithm: a gradient is one of a slot, however many columns that has.
+    # Sampling reads these names of every algorithm. A gradient belongs to a slot with any number of columns.
     num_batches_per_iteration: ClassVar[int] = 1
     ppo_epochs: ClassVar[int] = 1
     macro_batch_columns: ClassVar[int] = 1
 
     @property
     def batch_size(self) -> int:
-        """Samples of one environment's gradient."""
+        """Samples of the gradient of one environment."""
         return self.rollout
 
     @property
     def segment_steps(self) -> int:
-        """Steps of one segment of backpropagation through time."""
+        """Steps of a segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
     def check(self) -> None:
-        """Refuse flags that contradict each other (UsageError)."""
+        """Refuse contradictory flags (UsageError)."""
         if self.rollout % self.segment_steps:
             raise UsageError(f"--rollout={self.rollout} is not a multiple of --recurrence={self.recurrence}")
 
@@ -83,7 +83,7 @@ COMPUTED = {
     "value_mean": "mean value of the critic, in units of return",
     "reproduction_error": "largest difference of log-probabilities and values between acting and differentiating",
 }
-"""What an actor's worker reports with a gradient, in this order."""
+"""Metrics of a gradient, in order, from the worker beside an actor."""
 
 METRICS = COMPUTED | {
     "grad_norm": "L2 norm of the gradient before it is clipped",
@@ -93,7 +93,7 @@ METRICS = COMPUTED | {
     "apply_ms": "milliseconds in which it applied one",
     "dispatch_ms": "milliseconds in which it published the weights",
 }
-"""What its learner reports, in this order."""
+"""Metrics of the learner, in order."""
 
 PANEL = {
     "policy_loss": "policy",

@@ -1,4 +1,4 @@
-"""The flags of Ape-X. Needs neither torch nor numpy."""
+"""The flags of Ape-X. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
 
@@ -157,39 +157,39 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
     )
 
-    # What tuning and placement ask of every algorithm.
+    # Tuning and placement read these names of every algorithm.
 
     @property
     def segment_steps(self) -> int:
-        """Steps between recorded recurrent states: there are none."""
+        """Steps between recorded recurrent states: a whole trajectory."""
         return self.rollout
 
     @property
     def num_batches_per_iteration(self) -> int:
-        """Minibatches collected before training on them."""
+        """Minibatches of an iteration."""
         return 1
 
     @property
     def ppo_epochs(self) -> float:
-        """Times that a step is used."""
+        """Uses of a step."""
         return self.replay_ratio or 1.0
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories that have as many steps as a batch."""
+        """Trajectories with as many steps as a batch."""
         return self.batch_size // self.rollout
 
     @property
     def updates_per_publication(self) -> int:
-        """Optimizer steps from one publication of weights to the next."""
+        """Optimizer steps between two publications of weights."""
         return max(1, round(self.max_weight_sync_delay * (self.replay_ratio or 1.0) / self.batch_size))
 
     def one_update(self, size: int) -> "ApexConfig":
-        """Return flags with which so many new samples are trained on once, for measuring its time."""
+        """Return flags for training once on so many new samples, for measuring time."""
         return replace(self, batch_size=size, replay_ratio=1.0, learning_starts=1, replay_capacity=16 * size)
 
     def check(self) -> None:
-        """Refuse flags that contradict each other (UsageError)."""
+        """Refuse contradictory flags (UsageError)."""
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
         if self.batch_replay and self.burn_in >= self.rollout:
@@ -225,7 +225,7 @@ METRICS = {
     "learning_rate": "step size of Adam",
     "skipped": "share of updates that were skipped because something was not finite",
 }
-"""What its learner reports, in this order."""
+"""Metrics of the learner, in order."""
 
 PANEL = {"loss": "loss", "td_error": "error", "q_mean": "q", "grad_norm": "gradient", "learning_rate": "rate"}
 
@@ -244,7 +244,7 @@ REPLAY_METRICS = {
     "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
     "replay/waiting_slots": "trajectories of a group that wait to be inserted, mean over looks at them",
 }
-"""What the replay reports, tag -> meaning; means since the last report."""
+"""Metrics of the replay, tag -> meaning; means since the last report."""
 
 OF_SHARDS = {"replay/shard_<number>/<figure>": "the same of one process of `--num_replay_shards`"}
-"""What each shard reports, by a pattern of its tags."""
+"""Metrics of each shard, pattern of tags -> meaning."""

@@ -1,4 +1,4 @@
-"""Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
+"""The flags of APPO."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -36,7 +36,7 @@ class APPOConfig(InputConfig, SurrogateConfig):
     kl_loss_coeff: float = flag(0.0, "weight of the KL divergence to the behaviour policy; 0 = off", minimum=0)
 
     def one_update(self, size: int) -> Self:
-        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        """Return flags for an iteration of a single update on a batch of this size, for measuring time."""
         microbatch = self.microbatch_size if self.microbatch_size < size else 0
         return replace(super().one_update(size), microbatch_size=microbatch, ppo_epochs=1)
 
@@ -72,7 +72,7 @@ METRICS = {
     "value_mean": "mean value of the critic, in units of return",
     **STEP_METRICS,
 }
-"""What its learner reports, in this order."""
+"""Metrics of the learner, in order."""
 
 
 PANEL = {

@@ -1,4 +1,4 @@
-"""Presets of learning stand under the names that `envs.presets` gives to environments; given flags overrule them."""
+"""Presets of APPO by the names of `envs.presets`; given flags replace a preset's values."""
 
 from appo.envs.presets import MUJOCO_NAMES, Preset
 
@@ -21,7 +21,7 @@ CLASSIC: dict[str, Preset] = {
     # with lambda, -185 and -199 with these, in two thirds of the time.
     "Pendulum": CLASSIC_CONTROL
     | {"rollout": 64, "batch_size": 1024, "gamma": 0.9, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
-    # A few discrete states, and a reward that is rarely met: what counts is to go on trying.
+    # A few discrete states and a rare reward need persistent exploration.
     **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
 
@@ -155,13 +155,13 @@ PRESETS: dict[str, Preset] = {
     "pursuit": PURSUIT,
     "highway": HIGHWAY,
 }
-"""By the name of a preset; a known environment that is missing here is learned with the defaults of the flags."""
+"""Name of a preset -> flags of learning. Other known environments use the defaults of the flags."""
 
 # With the smaller network that Atari has on a CPU, a step of the game costs more than training on it: two passes pay.
 ON_CPU: dict[str, Preset] = {"atari": {"ppo_epochs": 2}}
 
 BATCH_SIZE = 256
-# What an environment without a preset begins with: here, where it shows numbers and choices only, and no image.
+# Defaults of an environment without a preset whose observations contain no image.
 # Mean returns after 45 s on two cores, with every default and with these (and the network of `envs.presets`):
 # FrozenLake 0.00 and 0.81, Taxi -180 and 7.9, CartPole 207 and 500, Acrobot -498 and -84, LunarLander -150 and 176,
 # Pendulum -1215 and -229.
@@ -175,20 +175,20 @@ NUMBERS: Preset = {
     "exploration_loss_coeff": 0.01,
     "max_grad_norm": 1.0,
 }
-# And where it shows images. VizdoomBasic, taken for an unknown one, had a return of 75 after 45 s on two cores, without
-# normalization after 70 s; with a memory 59 after 75 s, and -160 after 110 s with one pass over batches of 512 too.
+# Defaults for images. VizdoomBasic without its preset had a return of 75 after 45 s on two cores (70 s without
+# normalization); with a memory 59 after 75 s; with one pass over batches of 512 still -160 after 110 s.
 IMAGES: Preset = NUMBERS | {"ppo_epochs": 2, "learning_rate": 5e-4, "max_grad_norm": 0.5}
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
 BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS)
-"""Flags that the kind of observation may decide."""
+"""Flags that depend on the kind of observations and actions."""
 
 
 def learning_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset.
+    """Return flag -> value of learning for a known environment.
 
     Args:
-        name: of the preset, as `appo.envs.presets.find_name` returns it.
-        device: `cpu` or `cuda`, where the network is trained.
+        name: name of the preset from `appo.envs.presets.find_name`.
+        device: device of the learner, `cpu` or `cuda`.
     """
     return PRESETS.get(name, {}) | (ON_CPU.get(name, {}) if device == "cpu" else {})
 
@@ -197,9 +197,9 @@ def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
     """Return flag -> value of learning for an unknown environment.
 
     Args:
-        images: whether it shows images, alone or beside others.
-        continuous: whether actions, or parts of them, are numbers.
-        rollout: steps of a trajectory, of which a batch holds one at least.
+        images: whether observations contain images.
+        continuous: whether actions contain numbers.
+        rollout: number of steps of a trajectory; a batch has room for at least one trajectory.
     """
     room = {"batch_size": rollout} if rollout > BATCH_SIZE else {}
     return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {}) | room

@@ -1,4 +1,4 @@
-"""Flags of algorithms that learn from datasets alone; needs neither torch nor numpy."""
+"""The flags of BC and MARWIL. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class CloningConfig(EvaluatedInputConfig, ColumnsConfig):
     )
 
     def check(self) -> None:
-        """Refuse flags that contradict each other, or name nothing to learn from (UsageError)."""
+        """Refuse contradictory flags, and a missing dataset (UsageError)."""
         super().check()
         if self.mix.sampler and self.input:
             raise UsageError("--input: datasets alone are cloned, without sampler")
@@ -68,7 +68,7 @@ CLONING_METRICS = {
     "agreement": "share of steps in which the most probable action is what was done; of continuous ones, 0",
     **STEP_METRICS,
 }
-"""What the learner of BC reports, in this order."""
+"""Metrics of BC's learner, in order."""
 
 MARWIL_METRICS = {
     "loss": "weighted sum of the losses below",
@@ -80,4 +80,4 @@ MARWIL_METRICS = {
     "weight_max": "largest weight of a step",
     **STEP_METRICS,
 }
-"""What the learner of MARWIL reports, in this order."""
+"""Metrics of MARWIL's learner, in order."""

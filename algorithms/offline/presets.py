@@ -1,6 +1,6 @@
-"""Presets of BC and MARWIL stand under the names that `envs.presets` gives to environments; given flags overrule them.
+"""Presets of BC and MARWIL by the names of `envs.presets`; given flags replace a preset's values.
 
-The settings of other algorithms suit steps that their own policy acts. Only the discount is a fact of the environment.
+The presets of other algorithms suit steps of a policy in training. Only the discount is a fact of the environment.
 """
 
 from appo.envs.presets import Preset
@@ -13,9 +13,9 @@ PRESETS: dict[str, Preset] = {
     "Pendulum": {"gamma": 0.9},
     "highway": {"gamma": 0.8},
 }
-"""By the name of a preset; a known environment that is missing here is learned with the defaults of the flags."""
+"""Name of a preset -> flags of learning. Other known environments use the defaults of the flags."""
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
     return PRESETS.get(name, {})

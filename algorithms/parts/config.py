@@ -1,4 +1,4 @@
-"""Flags that several algorithms share. Needs neither torch nor numpy."""
+"""Flags of several algorithms, each declared once. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -60,7 +60,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ColumnsConfig(OptimizerConfig):
-    """Flags of whole trajectories as the columns of a batch: all that the runtime reads of an algorithm's by name."""
+    """Flags of batches whose columns are whole trajectories. The runtime reads all of these flags by name."""
 
     rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
     recurrence: int = flag(
@@ -85,21 +85,21 @@ class ColumnsConfig(OptimizerConfig):
 
     @property
     def ppo_epochs(self) -> int:
-        """Passes over the collected batches, for measuring what training costs; one unless there is a flag for it."""
+        """Passes over the collected batches, for measuring the cost of training; 1 without a flag."""
         return 1
 
     @property
     def segment_steps(self) -> int:
-        """Steps of one segment of backpropagation through time."""
+        """Steps of a segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories collected before training on them."""
+        """Trajectories of an iteration."""
         return self.num_batches_per_iteration * self.batch_size // self.rollout
 
     def one_update(self, size: int) -> Self:
-        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        """Return flags for an iteration of a single update on a batch of this size, for measuring time."""
         return replace(self, batch_size=size, num_batches_per_iteration=1)
 
     def check(self) -> None:
@@ -116,7 +116,7 @@ class ColumnsConfig(OptimizerConfig):
 
 @dataclass(frozen=True)
 class SurrogateConfig(ColumnsConfig):
-    """Flags of PPO's clipped surrogate on batches that are used in several epochs, and of the losses beside it."""
+    """Flags of PPO's clipped surrogate, of epochs over a batch, and of the other losses."""
 
     ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
     shuffle_minibatches: bool = flag(
@@ -155,4 +155,4 @@ STEP_METRICS = {
     "learning_rate": "step size of Adam",
     "skipped": "share of updates that were skipped because something was not finite",
 }
-"""What an optimizer step reports: the last of a learner's metrics."""
+"""Metrics of an optimizer step: the last metrics of a learner."""

@@ -1,4 +1,4 @@
-"""The flags of synchronous PPO; where Stable-Baselines3 has the flag too, its default is the one here."""
+"""The flags of synchronous PPO; flags that Stable-Baselines3 has too have the defaults of Stable-Baselines3."""
 
 from dataclasses import dataclass, replace
 
@@ -75,19 +75,19 @@ class PPOConfig(SurrogateConfig):
     )
 
     def one_update(self, size: int) -> "PPOConfig":
-        """Return flags with which an iteration is one pass over so many samples, for measuring its time."""
+        """Return flags for an iteration of a single pass over so many samples, for measuring time."""
         batch_size = self.batch_size if size % self.batch_size == 0 else size
         count = size // batch_size
         return replace(self, batch_size=batch_size, num_batches_per_iteration=count, ppo_epochs=1, microbatch_size=0)
 
     @property
     def streams(self) -> bool:
-        """Whether nothing is used twice, so that a microbatch is dropped as soon as it is differentiated."""
+        """Whether no step is used twice: the learner then drops a microbatch after computing its gradient."""
         return self.microbatch_size > 0 and self.ppo_epochs == 1 and self.num_batches_per_iteration == 1
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories collected before training on them: those of a microbatch, if batches stream."""
+        """Trajectories of an iteration; of a microbatch, if batches stream."""
         if self.streams:
             return self.microbatch_size // self.rollout
         return self.num_batches_per_iteration * self.batch_size // self.rollout
@@ -103,10 +103,10 @@ class PPOConfig(SurrogateConfig):
         """Refuse flags that contradict each other.
 
         Args:
-            recurrent: whether the network has a memory, which needs minibatches of segments.
+            recurrent: whether the network has a memory and trains on minibatches of segments.
 
         Raises:
-            UsageError: with the numbers.
+            UsageError: flags contradict each other.
         """
         super().check()
         if recurrent and self.batch_size % self.segment_steps:
@@ -118,7 +118,7 @@ class PPOConfig(SurrogateConfig):
             self._check_microbatch(recurrent=recurrent)
 
     def _check_microbatch(self, *, recurrent: bool) -> None:
-        """Refuse a microbatch that is no part of a batch, or of which the whole must be known (UsageError)."""
+        """Refuse a microbatch that does not divide the batch, or flags that need whole batches (UsageError)."""
         size, segment = self.microbatch_size, self.segment_steps
         if size >= self.batch_size or self.batch_size % size:
             raise UsageError(
@@ -157,7 +157,7 @@ METRICS = {
     "learning_rate": "step size of Adam",
     "skipped": "share of updates that were skipped because something was not finite",
 }
-"""What its learner reports, in this order."""
+"""Metrics of the learner, in order."""
 
 STREAMING_METRICS = {
     "sample_seconds": "of a batch that streams: time in which the learner waited for its samples",
@@ -166,7 +166,7 @@ STREAMING_METRICS = {
     "sample_peak_per_second": "samples of a batch that streams by sample_seconds: the speed if learning took no time",
     "train_peak_per_second": "samples of a batch that streams by the other two: the speed if samples were always there",
 }
-"""What its learner reports besides, where batches stream."""
+"""Further metrics of the learner if batches stream."""
 
 PANEL = {
     "policy_loss": "policy",
