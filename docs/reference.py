@@ -45,7 +45,7 @@ FRAMEWORKS = {
         " ([export.md](export.md#grids-and-seeds)).",
     ),
 }
-"""Section of the table of synonyms -> the framework's name, names that are those of our flags, and how to begin."""
+"""Section of the table of synonyms -> name of the framework, flags of the same name, and first lines of the page."""
 
 BY_DISPLAY = ("no_render",)  # its default depends on the machine
 
@@ -76,12 +76,12 @@ def flags_page() -> str:
 
 
 def flags_of_tools() -> dict[str, dict[str, Flag]]:
-    """Return the flags of every command but training, whose flags have parts."""
+    """Return the flags of every command except `train`."""
     return {name: flags_of(resolve_name(command.config)) for name, command in COMMANDS.items() if command.config}
 
 
 def metrics_page() -> str:
-    """All figures of a run."""
+    """Return the page of all metrics of a run."""
     parts = [
         "# Every figure",
         GENERATED,
@@ -126,7 +126,7 @@ def _rows(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def synonym_page(section: str) -> str:
-    """The names of another framework, and our names of these things."""
+    """Return the page of the flags of another framework, with our names."""
     title, same, begin = FRAMEWORKS[section]
     parts = [
         f"# Coming from {title}",
@@ -141,7 +141,7 @@ def synonym_page(section: str) -> str:
 
 
 def _synonyms(section: str) -> list[str]:
-    """Two tables: flags with another name, and those that are gone; names with the same text share a row."""
+    """Return two tables: renamed flags and missing flags; names with the same text share a row."""
     names: dict[str, list[str]] = {}
     for name, text in synonyms()[section].items():
         names.setdefault(text, []).append(f"`--{name}`")
@@ -187,7 +187,7 @@ def _with_generated(path: Path, generated: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """The content of every page that is generated."""
+    """Return path -> text of every generated page."""
     sample_factory, environments = HERE / "from_sample_factory.md", HERE / "environments.md"
     generated = {HERE / f"from_{section}.md": synonym_page(section) for section in FRAMEWORKS}
     return {

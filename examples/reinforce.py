@@ -14,7 +14,7 @@ from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
 from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig
 from appo.algorithms.parts.learner import ActorCriticLearner
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 METRICS = {"loss": "sum of both losses", "policy_loss": "-log pi(a|s) times the weight", "value_loss": "squared error"}
 
@@ -23,7 +23,7 @@ METRICS = {"loss": "sum of both losses", "policy_loss": "-log pi(a|s) times the 
 class REINFORCEConfig(ColumnsConfig):
     """Learning."""
 
-    learning_rate: float = flag(1e-3, "step size of Adam", minimum=0)
+    learning_rate: float = same_flag(ColumnsConfig, "learning_rate", default=1e-3)
     baseline: bool = flag(True, "weigh actions by the return less the critic's value, not by the return")
 
 

@@ -131,11 +131,18 @@ def _holds(alternative: str, values: Mapping[str, object]) -> bool:
     return value > float(number) if above else fnmatchcase(str(value), pattern) if equals else bool(value)
 
 
-def same_flag(cls: type, name: str, help: str = "") -> Any:
-    """Declare a flag like a flag of another dataclass, with the same default, limits and (by default) description."""
-    (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
-    metadata = {**field.metadata, "help": help or field.metadata["help"]}
-    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
+def same_flag(cls: type, name: str, help: str = "", **changed: Any) -> Any:
+    """Declare a flag of another dataclass again, with the same default, limits and description.
+
+    Args:
+        cls: dataclass that declares the flag.
+        name: name of the flag.
+        help: description in place of the declared one.
+        changed: `default` and arguments of `flag` with other values.
+    """
+    declared = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    usual = declared.default_factory() if declared.default is dataclasses.MISSING else declared.default
+    return flag(changed.pop("default", usual), **{**declared.metadata, **({"help": help} if help else {}), **changed})
 
 
 def flags_of(cls: type) -> dict[str, Flag]:

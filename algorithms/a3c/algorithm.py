@@ -1,4 +1,4 @@
-"""Asynchronous advantage actor-critic, as the runtime sees it; torch-free at import."""
+"""Asynchronous advantage actor-critic as an `Algorithm`; torch-free at import."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from appo.envs.spec import EnvSpec
 
 GRADIENT_WORKER = POLICY_WORKER.variant("gradient_worker", ("gradient", "gradients"), takes_trajectories=True)
-"""The role of workers beside actors that compute gradients."""
+"""Role of the workers beside actors that compute gradients."""
 
 
 @dataclass(frozen=True)
 class A3C(Algorithm):
-    """Actor-critics: actors compute gradients of what they have acted, the learner applies them as they come."""
+    """Actor-critic: workers beside actors compute gradients, and the learner applies the gradients on arrival."""
 
     name: ClassVar[str] = "A3C"
     flags: ClassVar[type[A3CConfig]] = A3CConfig
@@ -43,26 +43,26 @@ class A3C(Algorithm):
     whole_rollouts: ClassVar[bool] = True
 
     def check(self, flags: A3CConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other (UsageError)."""
+        """Refuse contradictory flags (UsageError)."""
         flags.check()
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments."""
+        """Return flag -> value of learning for a known environment."""
         return presets.learning_preset(name)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an environment without a preset, by its kind."""
+        """Return flag -> value of learning for an unknown environment."""
         return presets.learning_by_kind(images=images, continuous=continuous)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare what acting records beside actions; values are in units of return."""
+        """Declare the recorded fields; values are in units of return."""
         return acting_records()  # which differentiating must reproduce
 
     def make_model(self, context: Context) -> FlatModule:
-        """Make an actor-critic on its device; its weights are drawn from torch's global generator.
+        """Make an actor-critic on the device, with weights drawn from torch's global generator.
 
         Raises:
-            UsageError: the flags ask for layers that change with every forward pass of training.
+            UsageError: the flags select layers that change with every forward pass of training.
         """
         from appo.algorithms.models.build import new_model
 
@@ -71,7 +71,7 @@ class A3C(Algorithm):
         return new_model(context.model, context.spec, context.device)
 
     def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
-        """Make the policy that acts with a network, which the gradient worker differentiates; so no copies in bf16."""
+        """Make the policy; weights stay float32 because the gradient worker differentiates the same network."""
         from appo.algorithms.models.build import let_learn
         from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 
@@ -82,7 +82,7 @@ class A3C(Algorithm):
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the source that gives the learner one gradient after the other, and drops those that are too old."""
+        """Make the source of gradients, which drops old gradients."""
         from appo.algorithms.runtime.learning.gradients import GradientSource
         from appo.algorithms.runtime.memory.learner_state import StateBlock
 
@@ -91,7 +91,7 @@ class A3C(Algorithm):
         return GradientSource(ring, context.policy, trajectories, block, GRADIENT_WORKER, sampling.max_policy_lag)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner, which applies what others have computed."""
+        """Make the learner, which applies gradients of the workers."""
         from appo.algorithms.a3c.learner import A3CLearner
 
         return A3CLearner(flat, context.flags)
@@ -104,7 +104,7 @@ class A3C(Algorithm):
         return GradientRing(context.arena, context.policy)
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
-        """Declare the ring of gradients, with room for figures and for moments of all that may be normalized."""
+        """Declare the ring of gradients, with room for metrics and for moments of normalized inputs and returns."""
         from appo.algorithms.runtime.learning.gradients import GradientRing
 
         model, of_returns = context.model, 3

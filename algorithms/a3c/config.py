@@ -1,11 +1,11 @@
-"""The flags of A3C; where the paper leaves a choice open, the default is that of Stable-Baselines3's A2C."""
+"""The flags of A3C; values that the paper leaves open come from Stable-Baselines3's A2C."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, OptimizerConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, OptimizerConfig, SurrogateConfig
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,10 @@ class A3CConfig(OptimizerConfig):
         choices=("rmsprop", "adam"),
         fixed_on_resume=True,
     )
-    learning_rate: float = flag(
-        7e-4, "step size of the optimizer", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0)
-    )
-    lr_schedule: str = flag(
-        "constant",
+    learning_rate: float = same_flag(OptimizerConfig, "learning_rate", "step size of the optimizer", default=7e-4)
+    lr_schedule: str = same_flag(
+        OptimizerConfig,
+        "lr_schedule",
         "change of the learning rate: linear falls to 0 at train_for_env_steps",
         choices=("constant", "linear"),
     )
@@ -30,55 +29,47 @@ class A3CConfig(OptimizerConfig):
         0.99, "decay of RMSProp's mean of squared gradients", minimum=0, maximum=0.99999999, needs="optimizer=rmsprop"
     )
     rmsprop_eps: float = flag(1e-5, "epsilon of RMSProp, under the root", minimum=1e-30, needs="optimizer=rmsprop")
-    adam_eps: float = flag(
-        1e-5, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0, needs="optimizer=adam"
+    adam_eps: float = same_flag(OptimizerConfig, "adam_eps", default=1e-5)
+    max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=0.5)
+    rollout: int = same_flag(
+        SurrogateConfig, "rollout", "steps of a trajectory, of which an actor computes one gradient", default=20
     )
-    max_grad_norm: float = flag(
-        0.5,
-        "limit of the L2 norm of the whole gradient; 0 = off",
-        minimum=0,
-        mutation="scale",
-        mutation_range=(1e-2, 1e3),
-    )
-    rollout: int = flag(20, "steps of a trajectory, of which an actor computes one gradient", minimum=1)
-    recurrence: int = flag(
-        0,
+    recurrence: int = same_flag(
+        SurrogateConfig,
+        "recurrence",
         "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout",
-        minimum=0,
-        needs="memory",
     )
     grads_per_step: int = flag(100, "gradients that the losses of a report are means of, at least", minimum=1)
-    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
-    gae_lambda: float = flag(
-        1.0, "mixing of n-step estimates by GAE; 1 = the return to the end of the trajectory", minimum=0, maximum=1
+    gamma: float = same_flag(SurrogateConfig, "gamma")
+    gae_lambda: float = same_flag(
+        SurrogateConfig,
+        "gae_lambda",
+        "mixing of n-step estimates by GAE; 1 = the return to the end of the trajectory",
+        default=1.0,
     )
-    normalize_returns: bool = flag(
-        False, "let the critic predict returns in units of their running standard deviation", fixed_on_resume=True
+    normalize_returns: bool = same_flag(SurrogateConfig, "normalize_returns", default=False)
+    exploration_loss_coeff: float = same_flag(
+        SurrogateConfig, "exploration_loss_coeff", "weight of the entropy bonus", default=0.01
     )
-    exploration_loss_coeff: float = flag(
-        0.01, "weight of the entropy bonus", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
-    )
-    value_loss_coeff: float = flag(
-        0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
-    )
+    value_loss_coeff: float = same_flag(SurrogateConfig, "value_loss_coeff")
 
-    # What sampling asks of every algorithm: a gradient is one of a slot, however many columns that has.
+    # Sampling reads these names of every algorithm. A gradient belongs to a slot with any number of columns.
     num_batches_per_iteration: ClassVar[int] = 1
     ppo_epochs: ClassVar[int] = 1
     macro_batch_columns: ClassVar[int] = 1
 
     @property
     def batch_size(self) -> int:
-        """Samples of one environment's gradient."""
+        """Samples of the gradient of one environment."""
         return self.rollout
 
     @property
     def segment_steps(self) -> int:
-        """Steps of one segment of backpropagation through time."""
+        """Steps of a segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
     def check(self) -> None:
-        """Refuse flags that contradict each other (UsageError)."""
+        """Refuse contradictory flags (UsageError)."""
         if self.rollout % self.segment_steps:
             raise UsageError(f"--rollout={self.rollout} is not a multiple of --recurrence={self.recurrence}")
 

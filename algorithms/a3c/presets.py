@@ -1,14 +1,14 @@
-"""Presets of A3C stand under the names that `envs.presets` gives to environments; given flags overrule them.
+"""Presets of A3C by the names of `envs.presets`; given flags replace a preset's values.
 
-Small batches and no importance ratio: rates, bonus of entropy and number of environments were found on one core, see
-`docs/a3c.md`. The bonus is small because advantages are not normalized; with 0.01 it outweighs them where an episode's
-reward is rare.
+Batches are small and no importance ratio corrects the policy lag. Rates, entropy bonus and number of environments come
+from experiments on one core, see `docs/a3c.md`. The bonus is small because advantages are not normalized: a bonus of
+0.01 outweighs the advantages if rewards are rare.
 """
 
 from appo.envs.family import Preset
 from appo.envs.presets import MUJOCO_NAMES
 
-# Also for an environment without a preset, where it shows numbers and choices only.
+# Also for environments without a preset whose observations contain no image.
 NUMBERS: Preset = {
     "optimizer": "adam",
     "learning_rate": 1e-3,
@@ -18,13 +18,13 @@ NUMBERS: Preset = {
     "num_envs_per_worker": 4,
 }
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0, "num_envs_per_worker": 8}
-# And where it shows images. On frames that are scaled and no more, as in Mnih et al. 2016, Pong stood still at -20
-# for a million agent steps; their running mean and deviation make the background disappear.
+# For images. With frames that are only scaled, as in Mnih et al. 2016, Pong stayed at -20 for a million agent steps;
+# normalization by running mean and deviation removes the background.
 IMAGES: Preset = NUMBERS | {"learning_rate": 5e-4, "exploration_loss_coeff": 0.005}
 
 CARTPOLE: Preset = NUMBERS | {"rollout": 32, "exploration_loss_coeff": 0.005}
-# The first values of a critic are wrong by more than a policy can bear that shares its layers and has a reward once in
-# fifty episodes.
+# The first values of the critic are far off. A policy with shared layers, and with a reward once in fifty episodes,
+# does not survive the error.
 ACROBOT: Preset = NUMBERS | {
     "rollout": 32,
     "exploration_loss_coeff": 0.0,
@@ -48,11 +48,11 @@ PRESETS: dict[str, Preset] = {
     "atari": ATARI,
     "vizdoom": IMAGES,
 }
-"""By the name of a preset; a known environment that is missing here is learned with `NUMBERS`."""
+"""Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
     return PRESETS.get(name, NUMBERS)
 
 
@@ -60,7 +60,7 @@ def learning_by_kind(*, images: bool, continuous: bool) -> Preset:
     """Return flag -> value of learning for an unknown environment.
 
     Args:
-        images: whether it shows images, alone or beside others.
-        continuous: whether actions, or parts of them, are numbers.
+        images: whether observations contain images.
+        continuous: whether actions contain numbers.
     """
     return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {})

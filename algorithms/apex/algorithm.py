@@ -1,4 +1,4 @@
-"""Ape-X, as the runtime sees it; torch-free at import."""
+"""Ape-X as an `Algorithm`; torch-free at import."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from appo.envs.spec import EnvSpec
 
 REPLAY_KEEPER = LEARNER.variant("replay_keeper", ("keeper", "keepers"), has_network=False, trains=False)
-"""The role of workers beside learners that write the replay to disk."""
+"""Role of the workers that write the replay to disk."""
 
 REPLAY = Role(
     name="replay",
@@ -44,18 +44,18 @@ REPLAY = Role(
     takes_trajectories=True,
     when_full="raise --num_replay_shards",
     extra_niceness=1,  # the learner waits for batches
-    oom_score=100,  # one that is lost costs a batch, and time
+    oom_score=100,  # a lost shard costs a batch, and time
     stop_share=0.8,
 )
-"""The role of processes that hold a share of the replay each."""
+"""Role of the processes that each hold a share of the replay."""
 
 SHARE_OF_RETURNS = 3
-"""One row in so many, those that explore least, says how good the policy is."""
+"""The run reports the returns of one row in three: the rows that explore least."""
 
 
 @dataclass(frozen=True)
 class APEX(Algorithm):
-    """A Q-network that acts greedily but for chance, and learns from a replay of what was done."""
+    """Epsilon-greedy Q-network, trained on steps drawn from a prioritized replay."""
 
     name: ClassVar[str] = "APEX"
     flags: ClassVar[type[ApexConfig]] = ApexConfig
@@ -65,7 +65,7 @@ class APEX(Algorithm):
     values: ClassVar[str] = "actions"
 
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other, or an environment whose actions are no choices (UsageError)."""
+        """Refuse contradictory flags, and environments whose actions are not choices (UsageError)."""
         flags.check()
         if flags.replay_compression == "lz4" and find_spec("lz4") is None:
             raise UsageError('--replay_compression=lz4 needs the package lz4: pip install "appo[lz4]"')
@@ -81,32 +81,32 @@ class APEX(Algorithm):
             )
 
     def variant(self, flags: ApexConfig) -> APEX:
-        """Return the one that plays nothing, where datasets are all that is learned from."""
+        """Return the variant without actors if datasets are the only source of steps."""
         return OfflineAPEX() if flags.mix.datasets and not flags.mix.sampler else self
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments."""
+        """Return flag -> value of learning for a known environment."""
         return presets.learning_preset(name)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        """Return flag -> value of learning for an unknown environment."""
         return presets.learning_by_kind(images=images)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare what acting records beside actions, for first priorities; values are in units of return."""
+        """Declare the recorded fields, which give first priorities; values are in units of return."""
         from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
         return {"q_taken": Recorded(("T", "R")), "q_max": Recorded(("T", "R"))}
 
     def explores(self, row: int, rows: int) -> bool:
-        """Return whether a row is one of the two thirds that explore most."""
+        """Return whether a row belongs to the two thirds of rows that explore most."""
         return row < rows - -(-rows // SHARE_OF_RETURNS)
 
     def make_model(self, context: Context) -> FlatModule:
-        """Make a Q-network on its device; its weights are drawn from torch's global generator.
+        """Make a Q-network on the device, with weights drawn from torch's global generator.
 
         Raises:
-            UsageError: the network has a memory, of the flags or of the user, and learns from single steps.
+            UsageError: the network has a memory, but batches consist of single steps.
         """
         from appo.algorithms.models.custom import custom_class
         from appo.algorithms.models.flat_module import FlatModule
@@ -125,7 +125,7 @@ class APEX(Algorithm):
         return FlatModule(model.to(context.device))
 
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
-        """Make the policy that acts with a network; outside of a run there is no exploration."""
+        """Make the policy; without shared memory of a run the policy does not explore."""
         from appo.algorithms.apex.policy import EpsilonGreedyPolicy
         from appo.algorithms.models.build import let_act
         from appo.algorithms.ops.q_learning import epsilon_ladder
@@ -139,7 +139,7 @@ class APEX(Algorithm):
         return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=context.flags.value_rescaling)
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner holds: weights, those of the target network, moments, statistics."""
+        """Return the layout of a new learner, without preparing the network for training."""
         from appo.algorithms.apex.learner import ApexLearner
 
         return ApexLearner(flat, context.flags).layout
@@ -158,7 +158,7 @@ class APEX(Algorithm):
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the replay in the process of the learner, or what reads the batches of its shards."""
+        """Make the replay in the learner's process, or the source that reads batches from shards."""
         from appo.algorithms.replay.shards import num_shards
         from appo.algorithms.replay.source import ReplaySource, ShardedSource
 
@@ -175,10 +175,10 @@ class APEX(Algorithm):
         return mixed_in(source, read, context, trajectories, units=flags.rollout, resize=source.draw_of)
 
     def resumes(self, flags: ApexConfig, directory: Path, topology: Topology) -> str:
-        """Say what becomes of the replay in a later start, which goes on with files of its own shards alone.
+        """Return the fate of the replay in a resumed run; only files of the same number of shards are loaded.
 
         Raises:
-            UsageError: a file would be lost, as the replay now has other columns.
+            UsageError: a file would be lost because the replay now has other columns.
         """
         folder, shards = RunFolder(directory), dict(topology.apart).get(REPLAY, 0)
         numbers = range(shards) if shards else [None]
@@ -198,13 +198,13 @@ class APEX(Algorithm):
         return {REPLAY: flags.num_replay_shards} if flags.num_replay_shards else {}
 
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
-        """Declare who keeps the replay, beside every learner or shard."""
+        """Declare a keeper of the replay beside every learner or shard."""
         return {REPLAY_KEEPER: REPLAY if topology.apart else LEARNER}
 
     def make_worker(
         self, address: Address, context: Context, trajectories: Trajectories, others: Mapping[Address, Worker]
     ) -> Worker:
-        """Make a shard of the replay, or the keeper of what a learner or a shard has of it."""
+        """Make a shard of the replay, or the keeper beside a learner or a shard."""
         from appo.algorithms.replay.keeper import ReplayKeeper
         from appo.algorithms.replay.shards import ReplayShard, make_shard
 
@@ -223,7 +223,7 @@ class APEX(Algorithm):
         return ReplayKeeper(source.file, context.flags.save_replay_every_sec, name=str(learner.address))
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner that trains a network."""
+        """Make the learner of a network."""
         from appo.algorithms.apex.learner import ApexLearner
         from appo.algorithms.apex.numpy_learner import numpy_update
         from appo.algorithms.models.build import let_learn
@@ -234,33 +234,19 @@ class APEX(Algorithm):
 
 @dataclass(frozen=True)
 class OfflineAPEX(APEX):
-    """The same learner without a replay and without actors: it reads datasets."""
+    """Ape-X without replay and actors: the learner reads datasets."""
 
     needs_actors: ClassVar[bool] = False
     replays: ClassVar[bool] = False
+    # Without a replay there is no shared memory, no shard and no keeper.
+    fields, processes, workers, resumes = Algorithm.fields, Algorithm.processes, Algorithm.workers, Algorithm.resumes
 
     def find_spec(self, flags: ApexConfig, env: EnvConfig) -> EnvSpec:
-        """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
+        """Return the spaces of the datasets (UsageError: a dataset is missing or damaged)."""
         from appo.algorithms.datasets.reader import open_dataset
         from appo.envs.spaces import ActionForm
 
         return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
-
-    def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
-        """Declare nothing: there is no replay."""
-        return ()
-
-    def processes(self, flags: ApexConfig) -> Mapping[Role, int]:
-        """Declare none: there is no replay."""
-        return {}
-
-    def workers(self, topology: Topology) -> Mapping[Role, Role]:
-        """Declare nobody: there is no replay."""
-        return {}
-
-    def resumes(self, flags: ApexConfig, directory: Path, topology: Topology) -> str:
-        """Say nothing: a later start reads on where the last one ended."""
-        return ""
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
@@ -277,7 +263,7 @@ class OfflineAPEX(APEX):
 
 
 def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int) -> None:
-    """Refuse to go on without a saved replay because flags say another shape (UsageError)."""
+    """Refuse flags with another shape than the saved replay (UsageError)."""
     from appo.algorithms.replay.keeper import kept_shape
     from appo.algorithms.replay.storage import num_columns
 
@@ -294,7 +280,7 @@ def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int)
 
 
 def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
-    """Return what reads batches of single steps, with n rewards each that are scaled as those that are played."""
+    """Return a reader of batches of single steps, each with n rewards, scaled like rewards of actors."""
     from appo.algorithms.datasets.columns import Needs, transitions_of
     from appo.algorithms.datasets.mix import reader_of
 
@@ -304,14 +290,14 @@ def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[
 
 
 def _path(context: Context, shard: int | None = None) -> Path | None:
-    """Return where the replay of a policy, or a shard of it, is kept; None: it is not."""
+    """Return the file of the replay of a policy, or of a shard; None: the replay is not saved."""
     if not context.flags.save_replay or context.directory is None:
         return None
     return RunFolder(context.directory).replay(context.policy, shard)
 
 
 def replay_plan(flags: ApexConfig) -> ReplayPlan:
-    """Return how the replay of these flags keeps steps and gives them away."""
+    """Return the plan of the replay for these flags."""
     from appo.algorithms.replay.storage import ReplayPlan
 
     return ReplayPlan(

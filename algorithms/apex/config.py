@@ -1,31 +1,29 @@
-"""The flags of Ape-X. Needs neither torch nor numpy."""
+"""The flags of Ape-X. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import STEP_METRICS, OptimizerConfig
+from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig, OptimizerConfig
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
 class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     """Learning."""
 
-    learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
-    adam_eps: float = flag(1.5e-4, "epsilon of Adam; above about 1e-3 nothing is learned", minimum=0)
-    max_grad_norm: float = flag(
-        40.0,
-        "limit of the L2 norm of the whole gradient; 0 = off",
-        minimum=0,
-        mutation="scale",
-        mutation_range=(1e-2, 1e3),
+    adam_eps: float = same_flag(OptimizerConfig, "adam_eps", default=1.5e-4)
+    max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=40.0)
+    rollout: int = same_flag(
+        ColumnsConfig, "rollout", "steps of a trajectory, the unit handed from actors to the replay"
     )
-    rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the replay", minimum=1)
-    batch_size: int = flag(
-        512, "steps drawn from the replay per optimizer step, a multiple of rollout", minimum=1, mutation="samples"
+    batch_size: int = same_flag(
+        ColumnsConfig,
+        "batch_size",
+        "steps drawn from the replay per optimizer step, a multiple of rollout",
+        default=512,
     )
-    gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1)
+    gamma: float = same_flag(ColumnsConfig, "gamma")
     n_steps: int = flag(3, "steps whose rewards are summed before a value stands in for the rest", minimum=1)
     double_q: bool = flag(True, "the trained network chooses the next action, the target network values it")
     dueling: bool = flag(True, "Q as the value of the state plus an advantage of every choice", fixed_on_resume=True)
@@ -159,39 +157,39 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
     )
 
-    # What tuning and placement ask of every algorithm.
+    # Tuning and placement read these names of every algorithm.
 
     @property
     def segment_steps(self) -> int:
-        """Steps between recorded recurrent states: there are none."""
+        """Steps between recorded recurrent states: a whole trajectory."""
         return self.rollout
 
     @property
     def num_batches_per_iteration(self) -> int:
-        """Minibatches collected before training on them."""
+        """Minibatches of an iteration."""
         return 1
 
     @property
     def ppo_epochs(self) -> float:
-        """Times that a step is used."""
+        """Uses of a step."""
         return self.replay_ratio or 1.0
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories that have as many steps as a batch."""
+        """Trajectories with as many steps as a batch."""
         return self.batch_size // self.rollout
 
     @property
     def updates_per_publication(self) -> int:
-        """Optimizer steps from one publication of weights to the next."""
+        """Optimizer steps between two publications of weights."""
         return max(1, round(self.max_weight_sync_delay * (self.replay_ratio or 1.0) / self.batch_size))
 
     def one_update(self, size: int) -> "ApexConfig":
-        """Return flags with which so many new samples are trained on once, for measuring its time."""
+        """Return flags for training once on so many new samples, for measuring time."""
         return replace(self, batch_size=size, replay_ratio=1.0, learning_starts=1, replay_capacity=16 * size)
 
     def check(self) -> None:
-        """Refuse flags that contradict each other (UsageError)."""
+        """Refuse contradictory flags (UsageError)."""
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
         if self.batch_replay and self.burn_in >= self.rollout:
@@ -243,7 +241,7 @@ REPLAY_METRICS = {
     "replay/update_ms": "milliseconds to bring the priorities of a batch up to date",
     "replay/waiting_slots": "trajectories of a group that wait to be inserted, mean over looks at them",
 }
-"""What the replay reports, tag -> meaning; means since the last report."""
+"""Metrics of the replay, tag -> meaning; means since the last report."""
 
 OF_SHARDS = {"replay/shard_<number>/<figure>": "the same of one process of `--num_replay_shards`"}
-"""What each shard reports, by a pattern of its tags."""
+"""Metrics of each shard, pattern of tags -> meaning."""

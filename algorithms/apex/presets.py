@@ -1,6 +1,6 @@
-"""Presets of Ape-X stand under the names that `envs.presets` gives to environments; given flags overrule them.
+"""Presets of Ape-X by the names of `envs.presets`; given flags replace a preset's values.
 
-Those of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), the
+Presets of small environments start from Stable-Baselines3's tuned DQN (rl-baselines3-zoo, hyperparams/dqn.yml), the
 Atari preset from Horgan et al. 2018, arXiv:1803.00933, section 4.1.
 """
 
@@ -38,17 +38,17 @@ ACROBOT: Preset = {
 LUNAR_LANDER: Preset = {
     **CARTPOLE,
     "batch_size": 128,
-    "reward_scale": 0.1,  # errors of about 1, where Huber's loss begins to be linear
+    "reward_scale": 0.1,  # errors of about 1, where the Huber loss becomes linear
     "gamma": 0.995,
-    "replay_capacity": 100_000,  # old steps are those of policies that crash
+    "replay_capacity": 100_000,  # old steps come from policies that crash
     "replay_ratio": 24.0,
     "target_update_interval": 600,
     "learning_starts": 5000,
     "num_envs_per_worker": 8,
     "train_for_env_steps": 300_000,
 }
-# The paper makes 20 updates of 512 steps a second from hundreds of actors. One machine learns more from its steps in
-# smaller batches and at a higher rate: with the paper's, Pong stood where it began after 400,000 of them.
+# The paper makes 20 updates of 512 steps a second from hundreds of actors. One machine learns more per step with
+# smaller batches and a higher rate: with the paper's values Pong learned nothing in 400,000 steps.
 ATARI: Preset = {
     "use_rnn": False,
     "rollout": 32,
@@ -75,7 +75,7 @@ PRESETS: dict[str, Preset] = {
     "LunarLander": LUNAR_LANDER,
     "atari": ATARI,
 }
-"""By the name of a preset; a known environment that is missing here is learned with `NUMBERS`."""
+"""Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
 
 NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "learning_rate", "learning_starts")} | {
     "rollout": 16,
@@ -86,10 +86,10 @@ IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity"
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
     return PRESETS.get(name, {"use_rnn": False, "replay_capacity": 200_000, "learning_starts": 10_000})
 
 
 def learning_by_kind(*, images: bool) -> Preset:
-    """Return flag -> value of learning for an unknown environment, by whether it shows images."""
+    """Return flag -> value of learning for an unknown environment, with or without images."""
     return IMAGES if images else NUMBERS

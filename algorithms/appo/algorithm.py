@@ -1,4 +1,4 @@
-"""Asynchronous proximal policy optimization, as the runtime sees it; torch-free at import."""
+"""Asynchronous proximal policy optimization as an `Algorithm`; torch-free at import."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class APPO(ActorCriticAlgorithm):
-    """Actor-critics that act stochastically, and learn from what they recorded of it."""
+    """Asynchronous actor-critic: V-trace corrects for the age of recorded steps, a clip bounds each update."""
 
     name: ClassVar[str] = "APPO"
     flags: ClassVar[type[APPOConfig]] = APPOConfig
@@ -35,7 +35,7 @@ class APPO(ActorCriticAlgorithm):
     panel: ClassVar[Mapping[str, str]] = PANEL
 
     def check(self, flags: APPOConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
+        """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
         super().check(flags, spec)
         continuous = spec is not None and any(spec.action.is_real)
         if continuous and flags.exploration_loss == "symmetric_kl" and flags.exploration_loss_coeff:
@@ -50,15 +50,15 @@ class APPO(ActorCriticAlgorithm):
             )
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments."""
+        """Return flag -> value of learning for a known environment."""
         return presets.learning_preset(name, device)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        """Return flag -> value of learning for an unknown environment."""
         return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare what acting records beside actions: logits too, for the KL divergence."""
+        """Declare the recorded fields, with logits for the KL divergence."""
         from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
         return {"logits": Recorded(("T", "R", spec.action.num_logits)), **super().recorded(spec)}
@@ -66,7 +66,7 @@ class APPO(ActorCriticAlgorithm):
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the source of batches of columns, a share of them from datasets if `--input` says so."""
+        """Make the source of batches of columns, a share from the datasets of `--input`."""
         source, mix = super().make_source(context, trajectories, sampling, device), context.flags.mix
         if not mix.datasets:
             return source
@@ -81,25 +81,19 @@ class APPO(ActorCriticAlgorithm):
         return mixed_in(source, read, context, trajectories, units=1)
 
     def learner_class(self) -> type[APPOLearner]:
-        """Return the class of the learner; a variant of the algorithm has its own."""
+        """Return the class of the learner; variants of APPO override this method."""
         from appo.algorithms.appo.learner import APPOLearner
 
         return APPOLearner
 
-    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner, with the fastest update that computes its loss."""
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Return a learner with the fastest suitable update: captured, numpy or plain torch."""
         from appo.algorithms.appo.numpy_learner import numpy_update
-        from appo.algorithms.models.build import let_learn
         from appo.algorithms.parts.optimizer import CapturedUpdate
-        from appo.algorithms.parts.verify import VerifyingLearner
-
-        let_learn(flat, context.model, context.precision, context.device)
-        kind = self.learner_class()
 
         def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
             if context.buffered:
                 return CapturedUpdate(learner.update, device)
             return None if context.verify else numpy_update(learner)
 
-        learner = kind(flat, context.spec, context.flags, context.torch_seed(), make_quick)
-        return VerifyingLearner(learner, context.spec) if context.verify else learner
+        return self.learner_class()(flat, context.spec, context.flags, context.torch_seed(), make_quick)

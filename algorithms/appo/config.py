@@ -1,32 +1,22 @@
-"""Everything the command line of APPO can say: the learner's flags, the composition of all parts, and its checks."""
+"""The flags of APPO."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
 from appo.algorithms.datasets.config import InputConfig
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, ColumnsConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, SurrogateConfig
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
-class APPOConfig(InputConfig, ColumnsConfig):
+class APPOConfig(InputConfig, SurrogateConfig):
     """Learning."""
 
-    ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
-    shuffle_minibatches: bool = flag(
-        True, "draw trajectories into new batches in every epoch", needs="num_batches_per_iteration>1"
-    )
-    microbatch_size: int = flag(
-        0,
-        "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
-        minimum=0,
-    )
-    gae_lambda: float = flag(
-        0.95,
+    gae_lambda: float = same_flag(
+        SurrogateConfig,
+        "gae_lambda",
         "mixing of n-step estimates by GAE, used with --with_vtrace=False",
-        minimum=0,
-        maximum=1,
         needs="with_vtrace=False",
     )
     with_vtrace: bool = flag(True, "V-trace off-policy corrected returns instead of GAE")
@@ -37,36 +27,16 @@ class APPOConfig(InputConfig, ColumnsConfig):
     vtrace_lambda: float = flag(
         1.0, "further discount of the trace of V-trace", minimum=0, maximum=1, needs="with_vtrace"
     )
-    ppo_clip_ratio: float = flag(
-        0.1,
-        "e of the clip of the probability ratio to [1/(1+e), 1+e]",
-        minimum=0,
-        mutation="scale",
-        mutation_range=(1e-2, 1.0),
-    )
-    ppo_clip_value: float = flag(
-        1.0,
-        "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
-        minimum=0,
-        mutation="scale",
-        mutation_range=(1e-2, 1e3),
-    )
     exploration_loss: str = flag(
         "entropy",
         "bonus for exploring: entropy, or symmetric_kl to the uniform distribution (discrete actions only)",
         choices=("entropy", "symmetric_kl"),
         needs="exploration_loss_coeff",
     )
-    exploration_loss_coeff: float = flag(
-        0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
-    )
-    value_loss_coeff: float = flag(
-        0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
-    )
     kl_loss_coeff: float = flag(0.0, "weight of the KL divergence to the behaviour policy; 0 = off", minimum=0)
 
     def one_update(self, size: int) -> Self:
-        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        """Return flags for an iteration of a single update on a batch of this size, for measuring time."""
         microbatch = self.microbatch_size if self.microbatch_size < size else 0
         return replace(super().one_update(size), microbatch_size=microbatch, ppo_epochs=1)
 

@@ -1,4 +1,4 @@
-"""Presets of learning stand under the names that `envs.presets` gives to environments; given flags overrule them."""
+"""Presets of APPO by the names of `envs.presets`; given flags replace a preset's values."""
 
 from appo.envs.family import Preset
 from appo.envs.presets import MUJOCO_NAMES, discount_preset, family_learning
@@ -22,7 +22,7 @@ CLASSIC: dict[str, Preset] = {
     # with lambda, -185 and -199 with these, in two thirds of the time.
     "Pendulum": CLASSIC_CONTROL
     | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
-    # A few discrete states, and a reward that is rarely met: what counts is to go on trying.
+    # A few discrete states and a rare reward need persistent exploration.
     **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
 
@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
 
 BATCH_SIZE = 256
-# What an environment without a preset begins with: here, where it shows numbers and choices only, and no image.
+# Defaults of an environment without a preset whose observations contain no image.
 # Mean returns after 45 s on two cores, with every default and with these (and the network of `envs.presets`):
 # FrozenLake 0.00 and 0.81, Taxi -180 and 7.9, CartPole 207 and 500, Acrobot -498 and -84, LunarLander -150 and 176,
 # Pendulum -1215 and -229.
@@ -86,20 +86,20 @@ NUMBERS: Preset = {
     "exploration_loss_coeff": 0.01,
     "max_grad_norm": 1.0,
 }
-# And where it shows images. VizdoomBasic, taken for an unknown one, had a return of 75 after 45 s on two cores, without
-# normalization after 70 s; with a memory 59 after 75 s, and -160 after 110 s with one pass over batches of 512 too.
+# Defaults for images. VizdoomBasic without its preset had a return of 75 after 45 s on two cores (70 s without
+# normalization); with a memory 59 after 75 s; with one pass over batches of 512 still -160 after 110 s.
 IMAGES: Preset = NUMBERS | {"ppo_epochs": 2, "learning_rate": 5e-4, "max_grad_norm": 0.5}
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
 BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS)
-"""Flags that the kind of observation may decide."""
+"""Flags that depend on the kind of observations and actions."""
 
 
 def learning_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset.
+    """Return flag -> value of learning for a known environment.
 
     Args:
-        name: of the preset, as `appo.envs.presets.find_name` returns it.
-        device: `cpu` or `cuda`, where the network is trained.
+        name: name of the preset from `appo.envs.presets.find_name`.
+        device: device of the learner, `cpu` or `cuda`.
     """
     return discount_preset(name) | PRESETS.get(name, {}) | family_learning(name, device)
 
@@ -108,9 +108,9 @@ def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
     """Return flag -> value of learning for an unknown environment.
 
     Args:
-        images: whether it shows images, alone or beside others.
-        continuous: whether actions, or parts of them, are numbers.
-        rollout: steps of a trajectory, of which a batch holds one at least.
+        images: whether observations contain images.
+        continuous: whether actions contain numbers.
+        rollout: number of steps of a trajectory; a batch has room for at least one trajectory.
     """
     room = {"batch_size": rollout} if rollout > BATCH_SIZE else {}
     return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {}) | room

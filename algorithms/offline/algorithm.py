@@ -1,4 +1,4 @@
-"""Algorithms that learn from datasets, as the runtime sees them; torch-free at import."""
+"""Algorithms that learn from datasets: BC and MARWIL; torch-free at import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BC(ActorCriticAlgorithm):
-    """Behaviour cloning: a policy that does what was done in a dataset."""
+    """Behaviour cloning: the policy imitates the actions of a dataset."""
 
     name: ClassVar[str] = "BC"
     flags: ClassVar[type[Any]] = CloningConfig
@@ -37,7 +37,7 @@ class BC(ActorCriticAlgorithm):
         return discount_preset(name)
 
     def find_spec(self, flags: CloningConfig, env: EnvConfig) -> EnvSpec:
-        """Return what the datasets show and take (UsageError: there is none, or it is damaged)."""
+        """Return the spaces of the datasets (UsageError: a dataset is missing or damaged)."""
         from appo.algorithms.datasets.reader import open_dataset
         from appo.envs.spaces import ActionForm
 
@@ -52,7 +52,7 @@ class BC(ActorCriticAlgorithm):
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the source of batches, which reads in the process of the learner."""
+        """Make the source of batches, which reads in the learner's process."""
         from appo.algorithms.datasets.columns import Needs, columns_of
         from appo.algorithms.datasets.mix import reader_of
         from appo.algorithms.runtime.learning.read_batches import ReadBatches
@@ -68,7 +68,7 @@ class BC(ActorCriticAlgorithm):
 
 @dataclass(frozen=True)
 class MARWIL(BC):
-    """Advantage-weighted cloning: a policy that does what was done where that turned out well."""
+    """Advantage-weighted cloning: the policy imitates actions of higher advantage more."""
 
     name: ClassVar[str] = "MARWIL"
     flags: ClassVar[type[Any]] = MarwilConfig

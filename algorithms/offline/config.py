@@ -1,38 +1,36 @@
-"""Flags of algorithms that learn from datasets alone; needs neither torch nor numpy."""
+"""The flags of BC and MARWIL. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, ColumnsConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, STEP_METRICS, ColumnsConfig, SurrogateConfig
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
 class CloningConfig(EvaluatedInputConfig, ColumnsConfig):
     """Learning."""
 
-    learning_rate: float = flag(1e-3, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
-    rollout: int = flag(32, "steps of the datasets that are read in a row, as one trajectory of a batch", minimum=1)
-    batch_size: int = flag(
-        1024,
-        "samples (steps of the datasets) of a batch, a multiple of rollout",
-        minimum=1,
-        mutation="samples",
+    learning_rate: float = same_flag(ColumnsConfig, "learning_rate", default=1e-3)
+    rollout: int = same_flag(
+        ColumnsConfig, "rollout", "steps of the datasets that are read in a row, as one trajectory of a batch"
     )
-    num_batches_per_iteration: int = flag(1, "batches that are read for one optimizer step on all of them", minimum=1)
-    gamma: float = flag(
-        0.99, "discount per step; BC estimates no return and has no use for it", minimum=0, maximum=1, needs="returns"
+    batch_size: int = same_flag(
+        ColumnsConfig, "batch_size", "samples (steps of the datasets) of a batch, a multiple of rollout"
     )
-    normalize_returns: bool = flag(
-        True,
+    num_batches_per_iteration: int = same_flag(
+        ColumnsConfig, "num_batches_per_iteration", "batches that are read for one optimizer step on all of them"
+    )
+    gamma: float = same_flag(ColumnsConfig, "gamma", "discount per step; BC estimates no return and has no use for it")
+    normalize_returns: bool = same_flag(
+        ColumnsConfig,
+        "normalize_returns",
         "let the critic predict returns in units of their running standard deviation; BC trains no critic",
-        fixed_on_resume=True,
-        needs="returns",
     )
 
     def check(self) -> None:
-        """Refuse flags that contradict each other, or name nothing to learn from (UsageError)."""
+        """Refuse contradictory flags, and a missing dataset (UsageError)."""
         super().check()
         if self.mix.sampler and self.input:
             raise UsageError("--input: datasets alone are cloned, without sampler")
@@ -55,14 +53,12 @@ class MarwilConfig(CloningConfig):
     advantage_norm_rate: float = flag(
         0.01, "share of a batch in the running mean square of advantages, c^2", minimum=0, maximum=1
     )
-    value_loss_coeff: float = flag(
-        1.0, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
-    )
-    gae_lambda: float = flag(
-        1.0,
+    value_loss_coeff: float = same_flag(SurrogateConfig, "value_loss_coeff", default=1.0)
+    gae_lambda: float = same_flag(
+        SurrogateConfig,
+        "gae_lambda",
         "mixing of n-step estimates by GAE; 1 = rewards to the end of the trajectory, then the critic's value",
-        minimum=0,
-        maximum=1,
+        default=1.0,
     )
 
 

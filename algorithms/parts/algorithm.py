@@ -1,4 +1,4 @@
-"""Parts that algorithms of actor-critics share, as the runtime sees them; torch-free at import."""
+"""The base class of algorithms with an actor-critic; torch-free at import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def acting_records() -> Mapping[str, Recorded]:
-    """Declare what an actor-critic records beside actions; values are in units of return."""
+    """Declare the recorded fields of an actor-critic; values are in units of return."""
     from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy
 
     return {
@@ -36,33 +36,33 @@ def acting_records() -> Mapping[str, Recorded]:
 
 @dataclass(frozen=True)
 class ActorCriticAlgorithm(Algorithm):
-    """Acts stochastically by an actor-critic, and learns from whole columns, each once, in the order of arrival.
+    """Draws actions from an actor-critic and trains on every whole column once, in the order of arrival.
 
-    What is left to a subclass is its name, its flags (a `ColumnsConfig`), its metrics and the class of its learner.
+    A subclass sets `name`, `flags` (a `ColumnsConfig`) and `metrics`, and writes `learner_class`.
     """
 
     @abstractmethod
     def learner_class(self) -> type[ActorCriticLearner]:
-        """Return the class of the learner. The import stands inside: main and actors do not import torch."""
+        """Return the class of the learner, imported inside: main and actors do not import torch."""
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other, or the environment as soon as that is known (UsageError)."""
+        """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
         flags.check()
         if flags.lr_schedule.startswith("kl_adaptive") and "kl_divergence" not in self.metrics:
             raise UsageError(f"--lr_schedule={flags.lr_schedule}: --algo={self.name} measures no KL divergence")
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
-        """Declare what acting records beside actions; values are in units of return."""
+        """Declare the recorded fields; values are in units of return."""
         return acting_records()
 
     def make_model(self, context: Context) -> FlatModule:
-        """Make an actor-critic on its device; its weights are drawn from torch's global generator."""
+        """Make an actor-critic on the device, with weights drawn from torch's global generator."""
         from appo.algorithms.models.build import new_model
 
         return new_model(context.model, context.spec, context.device)
 
     def make_policy(self, context: Context, flat: FlatModule) -> StochasticPolicy:
-        """Make the policy that acts with a network, which nobody trains from now on."""
+        """Make the policy that acts with a network; no learner trains the network from now on."""
         from appo.algorithms.models.build import let_act
         from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 
@@ -70,22 +70,26 @@ class ActorCriticAlgorithm(Algorithm):
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return what the state of a learner holds, as the learner says."""
+        """Return the layout of a new learner, without preparing the network for training."""
         return self.learner_class()(flat, context.spec, context.flags, 0).layout
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the source of batches of columns, in the order in which they come."""
+        """Make the source of batches of columns, in the order of arrival."""
         from appo.algorithms.parts.columns import make_column_batches
 
         return make_column_batches(context, trajectories, sampling, device)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner that trains a network."""
+        """Make the learner of a network."""
         from appo.algorithms.models.build import let_learn
         from appo.algorithms.parts.verify import VerifyingLearner
 
         let_learn(flat, context.model, context.precision, context.device)
-        learner = self.learner_class()(flat, context.spec, context.flags, context.torch_seed())
+        learner = self.new_learner(context, flat, device)
         return VerifyingLearner(learner, context.spec) if context.verify else learner
+
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Return a learner of a network that is prepared for training."""
+        return self.learner_class()(flat, context.spec, context.flags, context.torch_seed())

@@ -1,4 +1,4 @@
-"""Flags that several algorithms share. Needs neither torch nor numpy."""
+"""Flags of several algorithms, each declared once. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -50,10 +50,17 @@ class OptimizerConfig:
         minimum=1,
     )
 
+    def check(self) -> None:
+        """Refuse flags that contradict each other (UsageError)."""
+        if self.lr_adaptive_min > self.lr_adaptive_max:
+            raise UsageError(
+                f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
+            )
+
 
 @dataclass(frozen=True)
 class ColumnsConfig(OptimizerConfig):
-    """Flags of whole trajectories as the columns of a batch: all that the runtime reads of an algorithm's by name."""
+    """Flags of batches whose columns are whole trajectories. The runtime reads all of these flags by name."""
 
     rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
     recurrence: int = flag(
@@ -78,33 +85,69 @@ class ColumnsConfig(OptimizerConfig):
 
     @property
     def ppo_epochs(self) -> int:
-        """Passes over the collected batches, for measuring what training costs; one unless there is a flag for it."""
+        """Passes over the collected batches, for measuring the cost of training; 1 without a flag."""
         return 1
 
     @property
     def segment_steps(self) -> int:
-        """Steps of one segment of backpropagation through time."""
+        """Steps of a segment of backpropagation through time."""
         return self.recurrence or self.rollout
 
     @property
     def macro_batch_columns(self) -> int:
-        """Trajectories collected before training on them."""
+        """Trajectories of an iteration."""
         return self.num_batches_per_iteration * self.batch_size // self.rollout
 
     def one_update(self, size: int) -> Self:
-        """Return flags with which an iteration is one update on a batch of this size, for measuring its time."""
+        """Return flags for an iteration of a single update on a batch of this size, for measuring time."""
         return replace(self, batch_size=size, num_batches_per_iteration=1)
 
     def check(self) -> None:
         """Refuse sizes that do not divide each other (UsageError)."""
-        if self.batch_size % self.rollout:
-            raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+        self._check_batch_size()
         if self.rollout % self.segment_steps:
             raise UsageError(f"--rollout={self.rollout} is not a multiple of --recurrence={self.recurrence}")
-        if self.lr_adaptive_min > self.lr_adaptive_max:
-            raise UsageError(
-                f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
-            )
+        super().check()
+
+    def _check_batch_size(self) -> None:
+        if self.batch_size % self.rollout:
+            raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+
+
+@dataclass(frozen=True)
+class SurrogateConfig(ColumnsConfig):
+    """Flags of PPO's clipped surrogate, of epochs over a batch, and of the other losses."""
+
+    ppo_epochs: int = flag(1, "passes over the collected batches", minimum=1)
+    shuffle_minibatches: bool = flag(
+        True, "draw trajectories into new batches in every epoch", needs="num_batches_per_iteration>1"
+    )
+    microbatch_size: int = flag(
+        0,
+        "samples per forward and backward pass, a multiple of rollout: saves memory, same result; 0 = batch_size",
+        minimum=0,
+    )
+    gae_lambda: float = flag(0.95, "mixing of n-step estimates by GAE", minimum=0, maximum=1)
+    ppo_clip_ratio: float = flag(
+        0.1,
+        "e of the clip of the probability ratio to [1/(1+e), 1+e]",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-2, 1.0),
+    )
+    ppo_clip_value: float = flag(
+        1.0,
+        "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
+        minimum=0,
+        mutation="scale",
+        mutation_range=(1e-2, 1e3),
+    )
+    exploration_loss_coeff: float = flag(
+        0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
+    )
+    value_loss_coeff: float = flag(
+        0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
+    )
 
 
 STEP_METRICS = {

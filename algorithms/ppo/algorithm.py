@@ -1,4 +1,4 @@
-"""Synchronous proximal policy optimization, as the runtime sees it; torch-free at import."""
+"""Synchronous proximal policy optimization as an `Algorithm`; torch-free at import."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.learning.batches import BatchSource
     from appo.algorithms.runtime.learning.learner_worker import Learner
     from appo.algorithms.runtime.memory.slots import Trajectories
-    from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
 class PPO(ActorCriticAlgorithm):
-    """Actor-critics that act stochastically, and learn from what the newest of them did."""
+    """Synchronous actor-critic that trains only on steps of the newest weights."""
 
     name: ClassVar[str] = "PPO"
     flags: ClassVar[type[PPOConfig]] = PPOConfig
@@ -32,24 +31,20 @@ class PPO(ActorCriticAlgorithm):
     panel: ClassVar[Mapping[str, str]] = PANEL
     synchronous: ClassVar[bool] = True
 
-    def check(self, flags: PPOConfig, spec: EnvSpec | None) -> None:
-        """Refuse flags that contradict each other (UsageError); a recurrent network refuses more, see the learner."""
-        flags.check(recurrent=False)
-
     def streams(self, flags: PPOConfig) -> bool:
-        """Whether a batch is trained on in microbatches that are dropped, see `--microbatch_size`."""
+        """Return whether the learner drops each microbatch after its gradient, see `--microbatch_size`."""
         return flags.streams
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments."""
+        """Return flag -> value of learning for a known environment."""
         return presets.learning_preset(name)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment, by what it shows and takes."""
+        """Return flag -> value of learning for an unknown environment."""
         return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
 
     def learner_class(self) -> type[PPOLearner]:
-        """Return the class of the learner, which refuses flags that do not go with the network (UsageError)."""
+        """Return the class of the learner; the learner refuses flags that contradict the network (UsageError)."""
         from appo.algorithms.ppo.learner import PPOLearner
 
         return PPOLearner
@@ -57,11 +52,11 @@ class PPO(ActorCriticAlgorithm):
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
-        """Make the source of batches of columns, whose slots go back after training where one policy plays."""
+        """Make the source of batches of columns; with a single policy, slots are released after training."""
         from appo.algorithms.parts.columns import StreamedBatches, make_column_batches
 
-        # With several policies slots cannot be held, as two learners could wait for each other's; a fast actor then
-        # fills iterations while a slow one plays on. What is older than one iteration is left out.
+        # With several policies, two learners that hold slots could wait for each other forever, so slots are not held.
+        # Fast actors then fill iterations before slow actors finish. Steps older than one iteration are discarded.
         lag = 2 if context.num_policies > 1 else None
         flags, alone = context.flags, context.num_policies == 1
         hold = not flags.streams
@@ -70,14 +65,9 @@ class PPO(ActorCriticAlgorithm):
             return source
         return StreamedBatches(source, flags.batch_size // flags.microbatch_size, on_policy=alone)
 
-    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner that trains a network."""
-        from appo.algorithms.models.build import let_learn
-        from appo.algorithms.parts.verify import VerifyingLearner
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Return a learner, of microbatches if batches stream."""
         from appo.algorithms.ppo.streaming import StreamingLearner
 
-        let_learn(flat, context.model, context.precision, context.device)
-        learner: Learner = (whole := self.learner_class()(flat, context.spec, context.flags, context.torch_seed()))
-        if context.flags.streams:
-            learner = StreamingLearner(whole)
-        return VerifyingLearner(learner, context.spec) if context.verify else learner
+        learner = self.learner_class()(flat, context.spec, context.flags, context.torch_seed())
+        return StreamingLearner(learner) if context.flags.streams else learner

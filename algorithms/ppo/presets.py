@@ -1,13 +1,13 @@
-"""Presets of PPO stand under the names that `envs.presets` gives to environments; given flags overrule them.
+"""Presets of PPO by the names of `envs.presets`; given flags replace a preset's values.
 
-They are those of Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.yml): `n_steps` is rollout, and `n_envs`
-times `n_steps` is batch_size times num_batches_per_iteration. What the zoo leaves out is the default of the flag.
+The values come from Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.yml): `n_steps` is rollout, and `n_envs`
+times `n_steps` is batch_size times num_batches_per_iteration. Flags that the zoo leaves out keep their defaults.
 """
 
 from appo.envs.family import Preset
 
 SEPARATE: Preset = {"actor_critic_share_weights": False}
-"""As the zoo's MlpPolicy: actor and critic have layers of their own."""
+"""Actor and critic share no layers, as in the zoo's MlpPolicy."""
 NORMALIZED: Preset = {"normalize_input": True, "normalize_returns": True}
 AS_IT_IS: Preset = {"normalize_input": False, "normalize_returns": False}
 
@@ -89,21 +89,21 @@ PRESETS: dict[str, Preset] = {
     "HalfCheetah": HALF_CHEETAH,
     "atari": ATARI,
 }
-"""By the name of a preset; a known environment that is missing here is learned with the defaults of the flags."""
+"""Name of a preset -> flags of learning. Other known environments use the defaults of the flags."""
 
 IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
-"""Part of `ATARI` that needs no budget, for unknown environments that show images; numbers take the defaults."""
+"""The values of `ATARI` that need no budget, for unknown environments with images; numbers use the defaults."""
 
 CONTINUOUS: Preset = {"num_batches_per_iteration": 8}
-"""For unknown environments that take numbers. The clip lets a mean move by a part of its deviation per iteration: after
-100,000 steps three right numbers at once (`tests/reaching.py`) were worth 0.867 of the best return with the default of
-32, which is 49 iterations, 0.856 with it and a rate of 1e-3, and 0.984 with 8."""
+"""For unknown environments with actions that are numbers. The clip limits how far a mean moves per iteration, relative
+to the standard deviation. After 100,000 steps, three right numbers at once (`tests/reaching.py`) reached 0.867 of the
+best return with the default of 32 (49 iterations), 0.856 with 32 and a rate of 1e-3, and 0.984 with 8."""
 ITERATION = 512
-"""Steps of such an iteration, with the default of batch_size."""
+"""Steps of an iteration of `CONTINUOUS` with the default batch_size."""
 
 
 def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for the name of a preset, as `appo.envs.presets.find_name` returns it."""
+    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
     return PRESETS.get(name, {})
 
 
@@ -111,9 +111,9 @@ def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
     """Return flag -> value of learning for an unknown environment.
 
     Args:
-        images: whether it shows images, alone or beside others.
-        continuous: whether actions, or parts of them, are numbers.
-        rollout: steps of a trajectory, of which an iteration holds whole ones.
+        images: whether observations contain images.
+        continuous: whether actions contain numbers.
+        rollout: number of steps of a trajectory; an iteration consists of whole trajectories.
     """
     if images:
         return IMAGES

@@ -1,4 +1,4 @@
-"""Algorithms by the name that `--algo` gives them, all flags of a run that trains with one, and their presets."""
+"""Algorithms by the value of `--algo`, with the flags and presets of a run that trains with an algorithm."""
 
 from functools import cache
 from pkgutil import resolve_name
@@ -26,15 +26,15 @@ ALGORITHMS = {
     "BC": "appo.algorithms.offline.algorithm:BC",
     "MARWIL": "appo.algorithms.offline.algorithm:MARWIL",
 }
-"""Where ours are."""
+"""Name -> class of the algorithm."""
 
 
 @cache
 def find_algorithm(name: str) -> Algorithm:
-    """Return one of `ALGORITHMS`, or the user's that `package.module:Class` names.
+    """Return an algorithm of `ALGORITHMS`, or the user's class `package.module:Class`.
 
     Raises:
-        UsageError: there is no such algorithm.
+        UsageError: the name or the class is no algorithm.
     """
     if name in ALGORITHMS:
         return cast(Algorithm, resolve_name(ALGORITHMS[name])())
@@ -56,7 +56,7 @@ def find_algorithm(name: str) -> Algorithm:
 
 
 def _lacking(found: Any) -> str:
-    """Return what an object of a user's module lacks to be an algorithm; empty: nothing."""
+    """Return why an object of a user's module is no algorithm; empty: an algorithm."""
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         return f"it is no subclass of {Algorithm.__module__}.{Algorithm.__name__}"
     unset = [member for member in Algorithm.__annotations__ if not hasattr(found, member)]
@@ -68,11 +68,11 @@ class FlagTable:
     """All flags of a run that trains with an algorithm.
 
     Attributes:
-        parts: part -> dataclass of its flags, in the order of `--help`.
+        parts: part -> dataclass of flags, in the order of `--help`.
         by_part: part -> name -> flag.
         flags: name -> flag.
         aliases: other spelling -> name.
-        values_before: name -> value in runs that were saved before the flag existed, where that is not the default.
+        values_before: name -> value for runs saved before the flag existed, if different from the default.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -98,26 +98,22 @@ class FlagTable:
 
 @cache
 def flag_table(algo: str) -> FlagTable:
-    """Return the flags of a run that trains with this algorithm.
-
-    Raises:
-        UsageError: there is no such algorithm.
-    """
+    """Return the flags of a run that trains with this algorithm (UsageError: no such algorithm)."""
     return FlagTable(find_algorithm(algo))
 
 
 def algorithms_with(name: str) -> list[str]:
-    """Return the flags that choose our algorithms which have a flag of this name."""
+    """Return `--algo=NAME` for every algorithm of `ALGORITHMS` that has a flag of this name."""
     return [f"--algo={algo}" for algo in ALGORITHMS if name in flag_table(algo).flags]
 
 
 def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
-    """Return flag -> value of environment, network and learning for a known environment, None for an unknown one.
+    """Return flag -> value of environment, network and learning; None for an unknown environment.
 
     Args:
-        env_id: as the flag has it.
-        device: `cpu` or `cuda`, where the network is trained.
-        algorithm: whose learning flags they are.
+        env_id: value of `--env`.
+        device: device of the learner, `cpu` or `cuda`.
+        algorithm: algorithm of the run.
     """
     name = find_name(env_id)
     return None if name is None else {**env_preset(name, device), **algorithm.preset(name, device)}

@@ -1,6 +1,10 @@
 """Classes behind `--algo=module:Class`: what is no algorithm is refused in one line that names the missing members."""
 
+import ast
 import re
+from collections import Counter
+from dataclasses import dataclass
+from inspect import getfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm
 from appo.algorithms.runtime.algorithm import Algorithm
 from appo.utils.errors import UsageError
+from appo.utils.flags import flag, flags_of, same_flag
 
 MODULE = '''
 from appo.algorithms.appo.algorithm import APPO
@@ -83,3 +88,36 @@ def test_an_algorithm_has_five_methods_to_write(module: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_of_ours_has_its_name(name: str) -> None:
     assert find_algorithm(name).name == name
+
+
+def test_a_flag_of_several_algorithms_is_declared_once() -> None:
+    files = {getfile(cls) for algo in ALGORITHMS for cls in find_algorithm(algo).flags.__mro__[:-1]}
+    declared = Counter(
+        node.target.id
+        for file in files
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call)
+        if isinstance(node.value.func, ast.Name) and node.value.func.id == "flag"
+    )
+    assert declared["gamma"] == declared["learning_rate"] == declared["value_loss_coeff"] == 1
+    learning = {name for algo in ALGORITHMS for name in flags_of(find_algorithm(algo).flags)}
+    assert {name for name in learning if declared[name] != 1} == set()
+
+
+def test_another_default_is_a_value_and_no_second_declaration() -> None:
+    @dataclass(frozen=True)
+    class One:
+        rate: float = flag(0.5, "size of a step", minimum=0, mutation="scale")
+        names: dict[str, object] = flag({"a": 1}, "names")
+
+    @dataclass(frozen=True)
+    class Other:
+        rate: float = same_flag(One, "rate", default=0.25)
+        named: float = same_flag(One, "rate", "size of another step", mutation=None)
+        names: dict[str, object] = same_flag(One, "names")
+
+    one, other = flags_of(One), flags_of(Other)
+    assert Other() == Other(0.25, 0.5, {"a": 1})
+    assert (other["rate"].help, other["rate"].minimum, other["rate"].mutation) == ("size of a step", 0, "scale")
+    assert (other["named"].help, other["named"].minimum, other["named"].mutation) == ("size of another step", 0, None)
+    assert other["names"] == one["names"]
