@@ -1,4 +1,4 @@
-"""What every figure of a run means, by the name it has in metrics.jsonl and TensorBoard. docs/metrics.md is made of it.
+"""The meanings of all figures in metrics.jsonl and TensorBoard, from which `docs.reference` makes docs/metrics.md.
 
 A part in angle brackets stands for several names.
 """
@@ -28,98 +28,97 @@ def of_learners() -> Section:
 
 SECTIONS: dict[str, Section] = {
     "Counters": {
-        "elapsed_seconds": "that the run has trained, all starts together",
-        "policy": "whose record it is",
-        "env_steps": "simulator frames that it has learned from; the x axis of TensorBoard",
+        "elapsed_seconds": "seconds of training, over all starts",
+        "policy": "number of the policy of the record",
+        "env_steps": "simulator frames that the policy has learned from; the x axis of TensorBoard",
         "samples": "valid steps that entered an update, each counted once; `perf/samples` in TensorBoard",
         "discarded": "steps that were too old to train on (`--max_policy_lag`); `perf/discarded` in TensorBoard",
     },
     "Episodes": {
         "reward/<kind>": "return of the last `--stats_avg` episodes as the environment gives it: `mean`, `min`, `max`",
-        "reward_exploring/<kind>": "the same of rows that explore much (`--algo=APEX`), which `reward` then leaves out",
-        "len/<kind>": "their length in env steps",
-        "stats/<name>/<kind>": "what the environment reports in `info` (`true_reward`, `episode_extra_stats`,"
-        " `team_return` of several agents), or `on_episode_end` of a callback returns",
+        "reward_exploring/<kind>": "return of rows that explore much (`--algo=APEX`), which `reward` leaves out",
+        "len/<kind>": "length of the episodes in env steps",
+        "stats/<name>/<kind>": "numbers that the environment reports in `info` (`true_reward`, `episode_extra_stats`,"
+        " `team_return` of several agents), or that `on_episode_end` of a callback returns",
     },
     "Training": of_learners(),
     "Training, every algorithm": {
-        "train/skipped_in_a_row": "such updates since the last good one, see `--max_skipped_updates`",
-        "train/rollbacks": "how often training went back to the last good state",
+        "train/skipped_in_a_row": "skipped updates since the last good update, see `--max_skipped_updates`",
+        "train/rollbacks": "number of returns to the last good state",
         "train/policy_lag_mean": "updates between acting and learning, mean over samples",
-        "train/policy_lag_min": "the smallest",
-        "train/policy_lag_max": "the largest",
-        "train/reproduction_error": "with `--verify_reproduction`: largest relative difference between what acted and"
-        " what learns; must stay below 1e-5",
-        "train/reproduction_steps": "how many steps that compared",
-        "train/replay_ratio": "uses per sample, where samples are trained on more often than once",
+        "train/policy_lag_min": "smallest policy lag",
+        "train/policy_lag_max": "largest policy lag",
+        "train/reproduction_error": "with `--verify_reproduction`: largest relative difference of values and logits"
+        " between acting and learning; must stay below 1e-5",
+        "train/reproduction_steps": "number of steps compared by `--verify_reproduction`",
+        "train/replay_ratio": "uses per sample, if samples are used more than once",
     },
     "Speed": {
-        "perf/env_steps_per_second": "learned from, over ten seconds",
-        "perf/samples_per_second": "the same in samples",
-        "perf/collected_per_second": "steps that all actors have taken, for all policies together, trained on or not",
-        "perf/limit_samples_per_second": "what the machine could do with this environment and network if no core were"
-        " ever idle",
-        "perf/limit_ratio": "how near the run is to that",
+        "perf/env_steps_per_second": "env steps learned from per second, over ten seconds",
+        "perf/samples_per_second": "samples learned from per second, over ten seconds",
+        "perf/collected_per_second": "steps per second of all actors and policies, trained on or not",
+        "perf/limit_samples_per_second": "speed of the machine with the environment and network if no core idled",
+        "perf/limit_ratio": "`perf/samples_per_second` as a share of `perf/limit_samples_per_second`",
         "perf/busy_cores": "CPU time per second",
         "perf/machine_cpu_percent": "CPU time in use on the whole machine, by all programs, since the last record",
         "perf/machine_memory_percent": "memory in use on the whole machine",
-        "perf/gpu<number>_percent": "time in which a GPU computes, by its number on the machine",
-        "perf/gpu<number>_memory_percent": "its memory in use",
-        "perf/memory_mib": "of all processes of the run, what they share counted once; looked at every 10 s at most",
-        "perf/memory_main_mib": "of the main process, with its part of what it shares with others",
+        "perf/gpu<number>_percent": "time in which a GPU computes, by the number of the GPU on the machine",
+        "perf/gpu<number>_memory_percent": "memory of the GPU in use",
+        "perf/memory_mib": "memory of all processes, shared memory counted once; measured every 10 s at most",
+        "perf/memory_main_mib": "memory of the main process, with a share of the shared memory",
         "perf/<role>/<phase>": "share of the time of a role's processes; roles and phases below",
         "perf/cpu_us/<phase>": "CPU time of one sample in microseconds, all processes together",
     },
     "Health": {
         "perf/version": "number of the newest weights; never decreases",
-        "perf/episodes": "that the policy has ended",
-        "perf/restarts": "processes that were started again",
+        "perf/episodes": "number of episodes that the policy has ended",
+        "perf/restarts": "number of restarted processes",
         "perf/actors_replaced": "actors that grew too large and were replaced (`--actor_max_growth_mb`)",
         "perf/env_rebuilds": "environments that failed and were made again (`--max_env_rebuilds`)",
         "perf/callbacks_off": "methods of callbacks that are off because they raised; only with `--callbacks`",
     },
     "Datasets": {
-        "input/share": "of the steps of batches that are read from datasets, where `--input` mixes them with `sampler`",
-        "output/episodes": "written into the dataset of `--output` in this start",
-        "output/steps": "in them",
-        "output/parts": "of the dataset that are whole",
-        "output/dropped_episodes": "that had no end, or for which there was no room or no disk",
-        "output/dropped_steps": "that are in no episode of the dataset, those included that actors had to leave out",
+        "input/share": "share of the steps of batches from datasets, if `--input` mixes datasets with `sampler`",
+        "output/episodes": "episodes written into the dataset of `--output` since the start",
+        "output/steps": "steps in the written episodes",
+        "output/parts": "complete parts of the dataset",
+        "output/dropped_episodes": "episodes without an end, or without room in memory or on the disk",
+        "output/dropped_steps": "steps in no episode of the dataset, including steps that actors left out",
     },
     "Several policies": {
-        "pbt/<flag>": "what the policy learns with now",
-        "pbt/reward_shaping/<name>": "coefficients of its rewards",
-        "pbt/copies": "how often it copied another policy",
-        "pbt/copied_from": "whom last",
-        "pbt/mutations": "how often it mutated",
-        "pbt/objective": "at the last decision about any policy",
-        "pbt/rank": "the same; 1 is the best",
+        "pbt/<flag>": "value of the flag for the policy now",
+        "pbt/reward_shaping/<name>": "coefficients of the policy's rewards",
+        "pbt/copies": "number of times that the policy copied another policy",
+        "pbt/copied_from": "number of the policy copied last",
+        "pbt/mutations": "number of mutations of the policy",
+        "pbt/objective": "objective at the last decision about any policy",
+        "pbt/rank": "rank by the objective; 1 is the best",
     },
     "Replay": REPLAY_METRICS | OF_SHARDS,
     "Self-play": {
-        "selfplay/rating": "strength of the policy in Elo points: its first version has 0, 400 are odds of 10 to 1",
-        "selfplay/win_rate": "share of the last games that it has won against each past version (a draw is a half),"
-        " mean over the pool",
-        "selfplay/win_rate_min": "the same against the hardest",
+        "selfplay/rating": "strength of the policy in Elo points: the first version has 0, 400 are odds of 10 to 1",
+        "selfplay/win_rate": "share of the last games won against each past version (a draw is a half), mean over"
+        " the pool",
+        "selfplay/win_rate_min": "share of games won against the hardest past version",
         "selfplay/pool": "past versions that may be drawn",
-        "selfplay/games": "games against past versions that have ended, in this start",
-        "selfplay/past_steps": "steps that past versions have taken in this start, from which nobody learns",
+        "selfplay/games": "ended games against past versions, since the start",
+        "selfplay/past_steps": "steps of past versions since the start, from which no policy learns",
     },
     "Evaluation": {
         "eval/<actions>_<kind>": "return in evaluations, for TensorBoard alone (`eval/results.jsonl` has the"
-        " numbers): actions `sampled` or `most_probable`; `mean`, `low` and `high` end of its 95 % interval",
+        " numbers): actions `sampled` or `most_probable`; `mean`, `low` and `high` end of the 95 % interval",
     },
 }
 
 PHASES = {
     "env": "steps of environments",
-    "reset": "resets, where our own loop steps them; else they are part of `env`",
+    "reset": "resets, if our own loop steps the environments; else part of `env`",
     "inference": "forward passes for acting",
     "training": "optimizer steps",
     "copying": "observations to the model and results back, batches out of slots, weights and states out of a learner",
     "waiting": "for actions, requests, trajectories or messages",
     "waiting_for_slots": "of actors, for a learner to give slots back",
-    "framework": "everything else",
+    "framework": "all other work",
 }
 
 _PLACEHOLDERS = {
@@ -134,7 +133,7 @@ _PLACEHOLDERS = {
 
 
 def meaning(name: str) -> str | None:
-    """What a figure means; None for one that is not known here, such as one of the user's own.
+    """Return the meaning of a figure; None for an unknown figure, such as a figure of the user.
 
     >>> meaning("perf/cpu_us/env")
     'CPU time of one sample in microseconds, all processes together'

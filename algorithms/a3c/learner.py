@@ -1,6 +1,6 @@
-"""A3C: the gradient of one trajectory, which a worker beside an actor computes, and the learner that applies it.
+"""A3C: a worker beside an actor computes the gradient of one trajectory, and the learner applies the gradient.
 
-`TrajectoryGradient.loss` is the algorithm; nothing here knows a process.
+`TrajectoryGradient.loss` is the algorithm. The module is independent of processes.
 """
 
 import time
@@ -31,12 +31,12 @@ class TrajectoryGradient:
     """Computes the gradient of the trajectories of one slot.
 
     Args:
-        flat: the model that has acted in them; its weights are read and never changed.
-        spec: of the environment.
-        config: the flags.
+        flat: model that acted in the trajectories; the weights are never changed.
+        spec: spaces of the environment.
+        config: flags.
 
     Attributes:
-        gradient: [N] of the parameters, after a call.
+        gradient: gradient [N] of the parameters, after a call.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: A3CConfig) -> None:
@@ -49,9 +49,10 @@ class TrajectoryGradient:
             parameter.grad = view
 
     def __call__(self, batch: Batch) -> Array:
-        """Set the gradient of a batch [T, B]; the values of `COMPUTED`, and after them what statistics have gathered.
+        """Set the gradient of a batch [T, B] with at least one valid step.
 
-        The batch has at least one valid step.
+        Returns:
+            Values of `COMPUTED`, followed by the statistics of the batch, see `RunningStatistics.to_array`.
         """
         self.gradient.zero_()
         loss, target, metrics = self.loss(batch)
@@ -64,7 +65,7 @@ class TrajectoryGradient:
         return figures
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The objective of a trajectory, to be minimized: means over its valid steps.
+        """Return the objective of a trajectory, to be minimized: means over valid steps.
 
             R_t = r_t + gamma R_(t+1), from the value of the last state;    A_t = R_t - V(s_t)
             L   = - mean log pi(a_t|s_t) A_t  +  c_v mean (V(s_t) - R_t)^2  -  c_e mean entropy
@@ -79,7 +80,7 @@ class TrajectoryGradient:
         logits, value = model.unroll(batch.obs, batch.first, batch.rnn_state, c.segment_steps)
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         policy = ActionDistribution(self.parts, logits, mask)
-        log_prob = policy.log_prob(losses.zero_invalid(batch.action, valid))  # in invalid steps may be anything
+        log_prob = policy.log_prob(losses.zero_invalid(batch.action, valid))  # invalid steps may hold any action
         worth = model.denormalize_value(value.detach())
         advantage, target = gae(
             value=worth,
@@ -106,14 +107,14 @@ class TrajectoryGradient:
 
 
 class A3CLearner(FlatLearner):
-    """Applies gradients one by one, as they come; its weights are what all actors share.
+    """Applies gradients one by one in the order of arrival, to weights that all actors share.
 
     Args:
-        flat: the model with all its weights in one vector.
-        config: the flags.
+        flat: model with all weights in one vector.
+        config: flags.
 
     Attributes:
-        version, updates: published weight sets, counted from 1, and optimizer steps so far.
+        version, updates: number of published weight sets, counted from 1, and of optimizer steps.
     """
 
     config: A3CConfig
@@ -126,11 +127,11 @@ class A3CLearner(FlatLearner):
         self._idle_since: float | None = None
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Apply one gradient; yields when the weights can be published.
+        """Apply one gradient; yield when the weights can be published.
 
         Args:
-            batch: an entry of the ring, see `GradientRing.apply`.
-            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
+            batch: entry of the ring, see `GradientRing.apply`.
+            progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
         """
         taken = time.perf_counter()
         waited = 0.0 if self._idle_since is None else taken - self._idle_since
@@ -157,5 +158,5 @@ class A3CLearner(FlatLearner):
         self._metric_count += 1
 
     def metrics(self) -> dict[str, float]:
-        """Means over `--grads_per_step` gradients or more since the last that were reported; {}: not as many yet."""
+        """Return means over at least `--grads_per_step` gradients since the last report; {} with fewer gradients."""
         return super().metrics() if self._metric_count >= self.config.grads_per_step else {}

@@ -1,6 +1,6 @@
 """The Ape-X learner: n-step double Q-learning with a target network on batches drawn from a replay.
 
-`ApexLearner.loss` is the algorithm and `ApexLearner.learn` its step; nothing here knows a process.
+`ApexLearner.loss` is the algorithm, `ApexLearner.learn` the step. The module is independent of processes.
 """
 
 import copy
@@ -28,14 +28,14 @@ class ApexLearner(FlatLearner):
     """Trains one policy.
 
     Args:
-        flat: the Q-network with all its weights in one vector, on its device.
-        config: the learning flags.
-        make_quick: makes `quick` for a learner.
+        flat: Q-network with all weights in one vector, on the device.
+        config: learning flags.
+        make_quick: function that makes `quick` for a learner.
 
     Attributes:
-        version, updates: published weight sets, counted from 1, and optimizer steps so far.
-        target: the network whose values stand in for what comes after n steps.
-        quick: does what `differentiate` does, in less time; None: there is no such thing.
+        version, updates: number of published weight sets, counted from 1, and of optimizer steps.
+        target: network that estimates the return after n steps.
+        quick: faster equivalent of `differentiate`, or None.
     """
 
     config: ApexConfig
@@ -50,18 +50,18 @@ class ApexLearner(FlatLearner):
         self.quick = self._make_quick(self)
 
     def configure(self, config: ApexConfig) -> None:
-        """Follow other flags from now on, between two batches."""
+        """Follow new flags; called between two batches."""
         super().configure(config)
         self.quick = self._make_quick(self)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
-        """Make one optimizer step; yields the absolute errors [T, B] of the batch, and the flags that it followed.
+        """Make one optimizer step; yield the absolute errors [T, B] of the batch, and the flags in use.
 
-        The version is raised, and so weights are published, only as often as `--max_weight_sync_delay` says.
+        `--max_weight_sync_delay` limits how often the version is raised, and so how often weights are published.
 
         Args:
-            batch: as `ReplaySource` gives it, on the device of the model.
-            progress: share of the training budget used up, in [0, 1]; drives schedules.
+            batch: batch of a `ReplaySource`, on the device of the model.
+            progress: used share of the training budget, in [0, 1]; drives schedules.
         """
         self.optimizer.follow(progress)
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
@@ -76,23 +76,23 @@ class ApexLearner(FlatLearner):
         yield {"priority": error.cpu().numpy(), "flags": self.config}
 
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
-        """Set the gradient of the loss of a batch; return errors and metrics as `loss` does."""
+        """Set the gradient of a batch; return the errors and metrics of `loss`."""
         self.optimizer.gradient.zero_()
         loss, error, metrics = self.loss(batch, beta)
         loss.backward()  # type: ignore[no-untyped-call]
         return error, metrics
 
     def beta(self, progress: float) -> float:
-        """Return the exponent of importance weights when this share of the budget is used up."""
+        """Return the exponent of importance weights; `progress` is the used share of the budget, in [0, 1]."""
         c = self.config
         return c.priority_beta + min(1.0, progress) * (c.priority_beta_final - c.priority_beta)
 
     def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the loss, the mean over branches of absolute errors [T, B], and metrics: name -> scalar.
 
-        The error of a step that has no loss is -1.
+        The error of a step without a loss is -1.
 
-        With `--cql_alpha` the loss of a step is its squared or Huber loss + alpha (log sum_a exp Q(s, a) - Q(s, a_t)).
+        With `--cql_alpha` the loss of a step is the squared or Huber loss + alpha (log sum_a exp Q(s, a) - Q(s, a_t)).
 
         Source: Horgan et al. 2018, arXiv:1803.00933, eq. 1; weights Schaul et al. 2016, arXiv:1511.05952, section 3.4;
             the second term Kumar et al. 2020, arXiv:2006.04779, eq. 4.
@@ -117,16 +117,16 @@ class ApexLearner(FlatLearner):
             "conservative_gap": gap.detach(),
         }
         means = losses.masked_means(terms, learnable)
-        # An error that is not finite must not decide what is drawn.
+        # Errors become priorities, which must be finite.
         return means["loss"], torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
 
     def _allowed(self, batch: Batch, q: Tensor) -> Tensor:
-        """Return Q [T, B, L] of the steps of a batch, by what their masks allow."""
+        """Return Q [T, B, L] of the steps of a batch, restricted to allowed actions."""
         now = {key: x[: len(q)] for key, x in batch.obs.items()}
         return q_learning.allowed_only(q, self.model.allowed(now, 2))
 
     def _learnable(self, batch: Batch) -> Tensor:
-        """Return which steps [T, B] have a loss: valid ones whose state is up to date."""
+        """Return a mask [T, B] of the steps with a loss: valid steps after the burn-in or after a reset."""
         burn_in = self.config.burn_in if self.config.batch_replay else 0
         if not burn_in:
             return batch.valid
@@ -134,9 +134,9 @@ class ApexLearner(FlatLearner):
         return batch.valid & (is_late.unsqueeze(1) | (batch.first[:-1].cumsum(0) > 0))
 
     def _steps(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return Q [1, B, L] and the targets [1, B], in units of the network, of single steps.
+        """Return Q [1, B, L] and targets [1, B] of single steps, in units of the network.
 
-        Observations are two: of the step, and of the state after n.
+        A step has two observations: of the step, and of the state after n steps.
         """
         now, later = ({key: x[i] for key, x in batch.obs.items()} for i in (0, 1))
         (first, first_later), state = batch.first, batch.rnn_state[0]
@@ -149,9 +149,9 @@ class ApexLearner(FlatLearner):
         return q, target
 
     def _sequences(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return Q [T, B, L] and the targets [T, B], in units of the network, of whole columns.
+        """Return Q [T, B, L] and targets [T, B] of whole columns, in units of the network.
 
-        Both networks go on from the state that acting had (Kapturowski et al. 2019, R2D2, section 3: stored state).
+        Both networks start from the stored state of the acting network (Kapturowski et al. 2019, R2D2, section 3).
         """
         arguments = batch.obs, batch.first, batch.rnn_state[:1]
         q = self.model.unroll_all(*arguments)  # [T+1, B, L]
@@ -162,10 +162,10 @@ class ApexLearner(FlatLearner):
             length = batch.recorded["length"]
             later = torch.arange(len(length), device=length.device).unsqueeze(1) + length
             target = self._target(batch, value.gather(0, later))
-        return q[:-1], target  # not in there, where a view has no gradient
+        return q[:-1], target  # outside of no_grad, where a view would have no gradient
 
     def _bootstrap(self, obs: dict[str, Tensor], target_q: Tensor, online_q: Tensor | None) -> Tensor:
-        """Return the values [...] of states with Q [..., L], by what their masks allow."""
+        """Return the values [...] of states with Q [..., L], by the best allowed actions."""
         mask = self.model.allowed(obs, target_q.dim() - 1)
         online_q = online_q if online_q is None else q_learning.allowed_only(online_q, mask)
         return q_learning.bootstrap_value(q_learning.allowed_only(target_q, mask), online_q, self.model.sizes)

@@ -1,8 +1,8 @@
-"""`ApexLearner.differentiate` without torch, for small MLPs: on a few hundred steps dispatch is most of its time.
+"""`ApexLearner.differentiate` without torch, for small MLPs: with a few hundred steps, torch mostly dispatches.
 
-The objective is that of `ApexLearner.loss`, which is the place to read and to change it: this twin compares itself with
-it again and again, and retires when they differ twice in a row. Where it does not know an option, there is none
-(`numpy_update`).
+`ApexLearner.loss` defines the objective: read and change the objective there. The twin repeatedly compares gradients
+with `ApexLearner.loss`, and retires after two differences in a row. With options that the twin lacks, torch computes
+the gradient (`numpy_update`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ZERO = np.float32(0.0)
 
 
 class NumpyUpdate:
-    """Differentiates the loss of a learner; make it with `numpy_update`.
+    """Differentiates the loss of a learner; `numpy_update` makes the object.
 
     Args:
-        learner: its networks have numpy twins.
+        learner: learner whose networks have numpy twins.
     """
 
     def __init__(self, learner: ApexLearner) -> None:
@@ -33,7 +33,7 @@ class NumpyUpdate:
         self._networks: dict[int, tuple[NumpyQNetwork, ...]] = {}
 
     def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
-        """Do what `ApexLearner.differentiate` does; now and then torch does, and both are compared."""
+        """Compute the results of `ApexLearner.differentiate`; some steps are compared with torch."""
         learner = self.learner
         if not self._check.is_due():
             return self.differentiate(batch, beta)
@@ -75,7 +75,7 @@ class NumpyUpdate:
         return error, means | {"conservative_gap": 0.0}
 
     def _networks_for(self, rows: int) -> tuple[NumpyQNetwork, ...]:
-        """Return the twins of the network that is trained, of the target, and of the first where it only chooses."""
+        """Return the twins of the trained network, of the target, and of the trained network for choosing actions."""
         if rows not in self._networks:
             assert isinstance(self.learner.target.module, QNetwork)
             models = self.learner.model, self.learner.target.module, self.learner.model
@@ -85,9 +85,9 @@ class NumpyUpdate:
 
 
 def numpy_update(learner: ApexLearner) -> NumpyUpdate | None:
-    """Return the twin for steps without action masks, or None where network or objective are not of the simple kind.
+    """Return the twin for steps without action masks, or None if the twin lacks the network or the objective.
 
-    A subclass may compute another loss, from other targets or networks, so it has none.
+    A subclass may compute another loss, from other targets or networks, and therefore has no twin.
     """
     c = learner.config
     is_simple = type(learner) is ApexLearner and not (c.batch_replay or c.cql_alpha or c.value_rescaling)

@@ -1,4 +1,4 @@
-"""The policy of Q-learning: the greedy choice, or with the probability that its row has, a random one."""
+"""The policy of Q-learning: the greedy action, or a random action with the probability of the row."""
 
 from typing import NamedTuple
 
@@ -14,22 +14,18 @@ from appo.envs.spec import EnvSpec
 
 
 class ExploringRandom(NamedTuple):
-    """A source of random numbers.
-
-    Attributes:
-        generator: by torch.
-    """
+    """A source of random numbers."""
 
     generator: Generator
 
 
 class EpsilonGreedyPolicy:
-    """Acts by a Q-network; it records "q_taken" [N] and "q_max" [N], means over branches in units of return.
+    """Acts by a Q-network, and records "q_taken" [N] and "q_max" [N], means over branches in units of return.
 
     Args:
-        flat: the network, ready to act, with its weights in one vector.
-        spec: of the environment.
-        epsilon: [N] how often each row of the run acts at random; None: a player's, greedy unless told to `explore`.
+        flat: network, ready to act, with all weights in one vector.
+        spec: spaces of the environment.
+        epsilon: probability [N] of a random action, per row of the run; None for a player, greedy before `explore`.
         rescaled: whether the network predicts h(return).
     """
 
@@ -42,7 +38,7 @@ class EpsilonGreedyPolicy:
         self._of_player = 0.0
 
     def explore(self, epsilon: float) -> None:
-        """Act at random with this probability where rows have no numbers, as those of a player."""
+        """Set the probability of a random action for rows without numbers, the rows of a player."""
         self._of_player = epsilon
 
     def random(self, seed: int, rows: int) -> ExploringRandom:
@@ -60,7 +56,7 @@ class EpsilonGreedyPolicy:
         greedy: bool | Tensor = False,
         whole_groups: bool = False,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Act in N rows; arguments and results are those of `Policy.act`."""
+        """Act in N rows; see `Policy.act` for arguments and results."""
         sizes = self.model.sizes
         q, state = self.model.q_values(obs, first, state)
         q = q_learning.allowed_only(q, self.model.allowed(obs, 1))
@@ -80,10 +76,8 @@ class EpsilonGreedyPolicy:
         return {"action": action.to(self._dtype), **recorded}, state
 
     def _explored(self, q: Tensor, best: Tensor, epsilon: Tensor, generator: Generator) -> Tensor:
-        """Replace the best choices [N, K] in rows that explore now: by uniform ones, in all branches, of the allowed.
-
-        As many numbers are drawn whatever comes out, so that rows do not depend on each other.
-        """
+        """Replace the best actions [N, K] of exploring rows by uniform allowed actions in all branches."""
+        # Every call draws equally many numbers, so rows do not depend on other rows.
         noise = torch.rand(q.shape, generator=generator, device=q.device)
         explores = torch.rand(len(q), generator=generator, device=q.device) < epsilon
         chance = q_learning.greedy_action(q_learning.allowed_only(noise, q > q_learning.FORBIDDEN), self.model.sizes)
@@ -93,9 +87,9 @@ class EpsilonGreedyPolicy:
         return q_learning.unscaled_value(value) if self.rescaled else value
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Record nothing: the replay keeps no values of true final observations."""
+        """Record nothing: a replay stores no values of true final observations."""
         return {}
 
     def fast(self, trajectories: Trajectories, random: ExploringRandom) -> FastPolicy | None:
-        """Return None: there is no twin without torch."""
+        """Return None: the policy has no twin without torch."""
         return None

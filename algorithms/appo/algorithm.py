@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from appo.algorithms.appo.learner import APPOLearner
     from appo.algorithms.appo.numpy_learner import NumpyUpdate
     from appo.algorithms.models.flat_module import FlatModule
-    from appo.algorithms.parts.optimizer import CapturedUpdate
+    from appo.algorithms.parts.captured_update import CapturedUpdate
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.learning.batches import BatchSource
@@ -89,7 +89,7 @@ class APPO(ActorCriticAlgorithm):
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Return a learner with the fastest suitable update: captured, numpy or plain torch."""
         from appo.algorithms.appo.numpy_learner import numpy_update
-        from appo.algorithms.parts.optimizer import CapturedUpdate
+        from appo.algorithms.parts.captured_update import CapturedUpdate
 
         def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
             if context.buffered:

@@ -1,6 +1,6 @@
 """The APPO learner: V-trace (or GAE) targets, the PPO surrogate, one optimizer step per minibatch.
 
-`APPOLearner.update` is the hot path and `APPOLearner.loss` is the algorithm; nothing here knows a process.
+`APPOLearner.update` is the hot path, `APPOLearner.loss` the algorithm. The module is independent of processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ QuickUpdate = Callable[[Batch], Tensor]
 
 
 class Whole(NamedTuple):
-    """Scalars that the parts of a minibatch must share so that they add up to the undivided one."""
+    """Scalars of a whole minibatch, with which the losses of all parts add up to the loss of the whole."""
 
     num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation
@@ -34,12 +34,12 @@ class APPOLearner(ActorCriticLearner):
     """Trains one policy.
 
     Args:
-        flat, spec, config: the model, the environment and the learning flags.
-        seed: of the order of minibatches.
-        make_quick: makes the quick update of a learner that is ready, anew whenever its flags change.
+        flat, spec, config: model, spaces of the environment, and learning flags.
+        seed: seed of the order of minibatches.
+        make_quick: function that makes `quick_update`, called again after a change of flags.
 
     Attributes:
-        quick_update: does what `update` does, in less time; None: there is no such thing.
+        quick_update: faster equivalent of `update`, or None.
     """
 
     config: APPOConfig
@@ -57,20 +57,18 @@ class APPOLearner(ActorCriticLearner):
         self.quick_update = make_quick(self)
 
     def configure(self, config: APPOConfig) -> None:
-        """Follow other flags from now on, between two batches.
-
-        Numbers are frozen in the quick update: in captured steps, and in the choice whether there is a twin in numpy.
-        """
-        float(self.optimizer.learning_rate)  # waits for steps under way, which still read what they captured
+        """Follow new flags; called between two batches."""
+        # The quick update contains the old numbers: captured steps, and the choice of a twin in numpy.
+        float(self.optimizer.learning_rate)  # waits for running steps, which still read captured memory
         super().configure(config)
         self.quick_update = self._make_quick(self)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Pass over a macro batch `ppo_epochs` times; yields after each optimizer step, when weights can be published.
+        """Pass over a macro batch `ppo_epochs` times; yield after each optimizer step, when weights can be published.
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
+            progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
         """
         self.optimizer.follow(progress)
         batch = cleaned(batch)
@@ -92,20 +90,20 @@ class APPOLearner(ActorCriticLearner):
             yield
 
     def update(self, batch: Batch) -> Tensor:
-        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
+        """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
         target, metrics = self.differentiate(batch)
         self.step(batch.valid, metrics)
         return target
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Set the gradient of a minibatch [T, B]; its value targets [T, B] in units of return, and its metrics."""
+        """Set the gradient of a minibatch [T, B]; return value targets [T, B] in units of return, and metrics."""
         parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
         self.optimizer.gradient.zero_()
         if len(parts) == 1:
             loss, target, metrics = self.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             return target, metrics
-        # Microbatches are a memory feature: their weighted gradients add up to that of the whole minibatch.
+        # Microbatches save memory: their weighted gradients add up to the gradient of the whole minibatch.
         whole, targets, total = self._whole(parts), [], self.optimizer.gradient.new_zeros(())
         for part in parts:
             loss, target, metrics = self.loss(part, whole)
@@ -116,11 +114,11 @@ class APPOLearner(ActorCriticLearner):
         return torch.cat(targets, dim=1), dict(zip(metrics, total.unbind(), strict=True))
 
     def loss(self, batch: Batch, whole: Whole | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The APPO objective of a minibatch, or of a part of one.
+        """Return the APPO objective of a minibatch, or of a part of a minibatch.
 
         Args:
-            batch: [T, B].
-            whole: what the part shares with the others; None: it is the whole.
+            batch: steps [T, B].
+            whole: scalars of the whole minibatch if the batch is a part, else None.
 
         Returns:
             Scalar loss, value targets [T, B] in units of return, and metrics: name -> scalar.
@@ -137,7 +135,7 @@ class APPOLearner(ActorCriticLearner):
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
         behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
-        if IS_READ in batch.recorded:  # the value of another run's critic is nothing to stay near to
+        if IS_READ in batch.recorded:  # values of another run's critic limit no change
             behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
         goal = model.normalize_value(target.target)
         terms = {
@@ -157,11 +155,16 @@ class APPOLearner(ActorCriticLearner):
         return loss, target.target, {"loss": loss, **means, "ratio_max": ratio_max, "advantage_std": mean_and_std[1]}
 
     def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """The surrogate of every step [T, B], to be minimized, by its probability ratio and normalized advantage."""
+        """Return the surrogate of every step [T, B], to be minimized.
+
+        Args:
+            ratio: probability ratio [T, B] with gradient, trained policy to acting policy.
+            advantage: normalized advantage [T, B].
+        """
         return losses.ppo_policy_loss(ratio, advantage, self.config.ppo_clip_ratio)
 
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
-        """Advantages and value targets [T, B] from the current values [T+1, B], in units of return."""
+        """Return advantages and value targets [T, B] by the current values [T+1, B], in units of return."""
         c, signals = self.config, batch.signals()
         if not c.with_vtrace:
             return gae(value=value, gamma=c.gamma, gae_lambda=c.gae_lambda, **signals)
@@ -177,7 +180,7 @@ class APPOLearner(ActorCriticLearner):
 
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
-        """One pass without gradients for what all parts share."""
+        """Compute the shared scalars in one pass without gradients."""
         advantages, ratios = [], []
         for part in parts:
             policy, value = self.unroll(part)
@@ -191,7 +194,7 @@ class APPOLearner(ActorCriticLearner):
 
 
 def cleaned(batch: Batch) -> Batch:
-    """The batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN would be NaN."""
+    """Return the batch with zeros in the actions and logits of invalid steps: 0 * NaN in a gradient would be NaN."""
     return replace(
         batch,
         action=losses.zero_invalid(batch.action, batch.valid),
@@ -200,7 +203,7 @@ def cleaned(batch: Batch) -> Batch:
 
 
 def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, config: APPOConfig) -> Tensor:
-    """The weighted exploration loss; `entropy` is the mean over valid steps."""
+    """Return the weighted exploration loss; `entropy` is the mean over valid steps."""
     coefficient = config.exploration_loss_coeff
     if config.exploration_loss == "symmetric_kl" and coefficient:
         return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
@@ -208,14 +211,14 @@ def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, con
 
 
 def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Tensor:
-    """KL(acting policy || current policy) [T, B]."""
+    """Return KL(acting policy || current policy) [T, B]."""
     behavior = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask)
     with torch.set_grad_enabled(differentiable):
         return behavior.kl(policy)
 
 
 def _minibatches(batch: Batch, config: APPOConfig, generator: torch.Generator) -> list[Tensor | None]:
-    """Columns of every minibatch of one epoch; None: all of them."""
+    """Return the columns of every minibatch of one epoch; None for all columns."""
     count = batch.valid.shape[1]
     size = min(count, config.batch_size // config.rollout)
     if size == count:
@@ -225,7 +228,7 @@ def _minibatches(batch: Batch, config: APPOConfig, generator: torch.Generator) -
 
 
 def _microbatches(batch: Batch, size: int) -> list[Batch]:
-    """The batch in parts of `size` columns; whole if that is 0."""
+    """Return parts of `size` columns; the whole batch if `size` is 0."""
     columns = batch.valid.shape[1]
     if not size or size >= columns:
         return [batch]

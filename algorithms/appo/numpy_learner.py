@@ -1,8 +1,8 @@
-"""`APPOLearner.update` without torch, for small MLPs: on a thousand samples dispatch and autograd are half of its time.
+"""`APPOLearner.update` without torch, for small MLPs: with 1,000 samples, torch spends half of the time on dispatch.
 
-The objective is that of `APPOLearner.loss`, which is the place to read and to change it. This twin compares itself
-with the loss again and again and retires when they differ twice in a row. Options that the twin lacks leave the update
-to torch (`numpy_update`).
+`APPOLearner.loss` defines the objective: read and change the objective there. The twin repeatedly compares gradients
+with `APPOLearner.loss`, and retires after two differences in a row. With options that the twin lacks, torch makes the
+update (`numpy_update`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ZERO = np.float32(0.0)
 
 
 class _Term(NamedTuple):
-    """A term of the loss, per step [T, B], and its derivative."""
+    """A term of the loss, per step [T, B], and the derivative."""
 
     value: Array
     derivative: Array
 
 
 class NumpyUpdate:
-    """Makes the optimizer steps of a learner; make it with `numpy_update`.
+    """Makes the optimizer steps of a learner; `numpy_update` makes the object.
 
     Args:
-        learner: its model has a numpy twin.
+        learner: learner whose model has a numpy twin.
     """
 
     def __init__(self, learner: APPOLearner) -> None:
@@ -49,13 +49,13 @@ class NumpyUpdate:
         self._check = TwinCheck()
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Make one optimizer step on a minibatch [T, B]; its value targets [T, B] in units of return."""
+        """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
         target, metrics = self._compared(batch) if self._check.is_due() else self.differentiate(batch)
         self.learner.step(batch.valid, metrics)
         return target
 
     def _compared(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Differentiate by torch and compare; if the gradient is another one twice, torch makes all further steps."""
+        """Differentiate by torch and compare; after two differences torch makes all further steps."""
         gradient = self.learner.optimizer.gradient
         names = self.differentiate(batch)[1].keys()
         mine = gradient.clone()
@@ -66,7 +66,7 @@ class NumpyUpdate:
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Do what `APPOLearner.differentiate` does."""
+        """Compute the results of `APPOLearner.differentiate`."""
         c, valid = self.config, batch.valid.numpy()
         (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
         network = self._network(steps, columns)
@@ -105,14 +105,14 @@ class NumpyUpdate:
         return torch.from_numpy(target), {"loss": loss, **m, "ratio_max": ratio_max, "advantage_std": deviation}
 
     def _network(self, steps: int, columns: int) -> NumpyMlpTraining:
-        """The twin for a shape of minibatch."""
+        """Return the twin for a shape of minibatch."""
         shape = (steps, columns)
         if shape not in self._networks:
             self._networks[shape] = NumpyMlpTraining(self.model, (steps + 1) * columns, steps * columns)
         return self._networks[shape]
 
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
-        """Return what `APPOLearner.returns` does."""
+        """Compute the results of `APPOLearner.returns`."""
         c = self.config
         final_value = batch.recorded["final_value"].numpy() if len(batch.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
@@ -122,7 +122,7 @@ class NumpyUpdate:
         return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)
 
     def _value_loss(self, batch: Batch, value: Array, target: Array) -> _Term:
-        """Return what `losses.clipped_value_loss` does, of values [T, B] in the units of the value head."""
+        """Compute `losses.clipped_value_loss` for values [T, B] in the units of the value head."""
         mean, std, limit = self.model.return_mean.item(), self.model.return_std.item(), self.config.ppo_clip_value
         error = value - (target - mean) / std
         squared = np.square(error)
@@ -137,9 +137,9 @@ class NumpyUpdate:
 
 
 def numpy_update(learner: APPOLearner) -> NumpyUpdate | None:
-    """The twin of a learner's `update`, or None where network, actions or objective are not of the simple kind.
+    """Return the twin of a learner's `update`, or None if the twin lacks the network, actions or objective.
 
-    A subclass may compute something else than the twin does, so it has none.
+    A subclass may compute another loss, and therefore has no twin.
     """
     c = learner.config
     simple = type(learner) is APPOLearner and not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
@@ -153,7 +153,7 @@ def _steps(x: Tensor) -> Array:
 
 
 def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:
-    """Return what `losses.normalize_advantage` does; and the standard deviation."""
+    """Return the result of `losses.normalize_advantage`, and the standard deviation."""
     advantage = np.where(valid, advantage, ZERO)
     mean = advantage.sum(dtype=np.float32) / np.float32(count)
     centered = np.where(valid, advantage - mean, ZERO)
@@ -162,6 +162,6 @@ def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, floa
 
 
 def _surrogate(ratio: Array, advantage: Array, clip_ratio: float) -> _Term:
-    """Return what `losses.ppo_policy_loss` does."""
+    """Compute `losses.ppo_policy_loss` and the derivative."""
     free, held = ratio * advantage, np.clip(ratio, 1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio) * advantage
     return _Term(-np.minimum(free, held), np.where(free <= held, -advantage, ZERO))

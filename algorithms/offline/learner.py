@@ -1,6 +1,6 @@
-"""Learning from what others did: behaviour cloning, and MARWIL, which imitates good actions more than bad ones.
+"""Imitation of recorded actions: behaviour cloning, and MARWIL, which imitates good actions more than bad actions.
 
-`CloningLearner.loss` and `MarwilLearner.loss` are the algorithms; nothing here knows a process or a file.
+`CloningLearner.loss` and `MarwilLearner.loss` are the algorithms. The module is independent of processes and files.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
 
 ADVANTAGE_SQUARE = "advantage_square"
-"""Name of the vector in a state that holds the running mean square of advantages; 0: there was none yet."""
+"""Name of the vector in a state that holds the running mean square of advantages; 0 before the first batch."""
 LEAST_NORM = 1e-3
-"""Advantages that hardly differ from 0 are noise: they are not blown up."""
+"""Smallest divisor of advantages: advantages near 0 are noise, and stay small."""
 
 
 class CloningLearner(ActorCriticLearner):
-    """Learns to do what was done, whoever did it and however good it was.
+    """Learns to repeat the recorded actions, good and bad alike.
 
     Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation"; Bain and
     Sammut 1995, "A framework for behavioural cloning".
@@ -32,11 +32,11 @@ class CloningLearner(ActorCriticLearner):
     config: CloningConfig
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Make one optimizer step on a batch; yields when the weights can be published.
+        """Make one optimizer step on a batch; yield when the weights can be published.
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used up before this batch, in [0, 1]; drives the linear schedule.
+            progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
         """
         self.optimizer.follow(progress)
         loss, target, metrics = self.loss(batch)
@@ -45,13 +45,13 @@ class CloningLearner(ActorCriticLearner):
         yield
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """The objective, to be minimized: a mean over valid steps.
+        """Return the objective, to be minimized: a mean over valid steps.
 
             L = - mean log pi(a_t|s_t)
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return (here none: no critic is trained), and metrics beside
-            the loss: name -> scalar.
+            Scalar loss, value targets [T, B] in units of return (None: no critic is trained), and further metrics:
+            name -> scalar.
         """
         policy, _ = self.unroll(batch)
         agrees = (policy.mode() == batch.action).all(dim=-1).float()
@@ -61,11 +61,11 @@ class CloningLearner(ActorCriticLearner):
 
 
 class MarwilLearner(CloningLearner):
-    """Learns to do what turned out better than its own critic expected.
+    """Learns to repeat recorded actions whose return was above the critic's estimate.
 
     Args:
-        flat, spec, config: the model, the environment and the flags.
-        seed: of random numbers, which it draws none of.
+        flat, spec, config: model, spaces of the environment, and flags.
+        seed: seed of random numbers, unused here.
 
     Source: Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data", NeurIPS,
     algorithm 1.
@@ -78,7 +78,7 @@ class MarwilLearner(CloningLearner):
         self.further = {ADVANTAGE_SQUARE: flat.flat.new_zeros(1, dtype=torch.float64)}
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """The objective, to be minimized: means over valid steps.
+        """Return the objective, to be minimized: means over valid steps.
 
             R_t = r_t + gamma R_(t+1), from the value of the state behind the column;     A_t = R_t - V(s_t)
             c^2 = (1 - k) c^2 + k mean A^2
@@ -87,7 +87,7 @@ class MarwilLearner(CloningLearner):
         with `--gae_lambda` below 1 the advantages of Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
         Returns:
-            Scalar loss, value targets [T, B] in units of return, and metrics beside the loss: name -> scalar.
+            Scalar loss, value targets [T, B] in units of return, and further metrics: name -> scalar.
         """
         c, model, valid = self.config, self.model, batch.valid
         policy, value = self.unroll(batch)
@@ -111,7 +111,7 @@ class MarwilLearner(CloningLearner):
         return loss, target, {**means, "advantage_norm": norm, "weight_max": largest}
 
     def _norm(self, square: Tensor) -> Tensor:
-        """Take the mean square of a batch into the running one; its root. The first batch sets it."""
+        """Update the running mean square of advantages, which the first batch sets; return the root."""
         running = self.further[ADVANTAGE_SQUARE]
         rate = torch.where(running > 0, torch.full_like(running, self.config.advantage_norm_rate), 1.0)
         running.lerp_(torch.where(square.isfinite(), square.double(), running), rate)

@@ -1,4 +1,4 @@
-"""Parts that learners share: optimizer step, running statistics, counters, metrics, and the state of them all."""
+"""Base classes of learners: optimizer step, running statistics, counters, metrics, and the saved state."""
 
 import base64
 from abc import ABC, abstractmethod
@@ -30,11 +30,11 @@ KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""
 
 RATE = "learning_rate"
-"""The metric that is no mean: between two rates lies one that no step was made with."""
+"""The metric that is the last value and no mean: no step used a mean of two rates."""
 
 
 def _as_given(value: float) -> float:
-    """Return the shortest number that is this one in float32; any other is returned as it is."""
+    """Return the shortest decimal with the same float32 value; a number that is no float32 stays unchanged."""
     with np.errstate(over="ignore"):
         single = np.float32(value)
     return float(str(single)) if float(single) == value else value
@@ -51,18 +51,18 @@ def row_of(metrics: Metrics) -> Tensor:
 
 
 class FlatLearner(ABC):
-    """A learner whose weights, optimizer, statistics and further tensors are its state; how it learns is a subclass's.
+    """A learner whose state consists of weights, optimizer, statistics and further tensors; a subclass defines `learn`.
 
     Args:
-        flat: the model with all its weights in one vector, on its device.
-        config: the learning flags.
-        optimizer: that trains it.
+        flat: model with all weights in one vector, on the device.
+        config: learning flags.
+        optimizer: optimizer of the weights.
         normalize_returns: whether the critic predicts in units of the returns' standard deviation.
 
     Attributes:
-        version, updates: published weight sets, counted from 1, and optimizer steps so far.
-        further: tensors by name that are part of the state, and so of every checkpoint, beside weights, optimizer and
-            statistics. A subclass puts them here in its `__init__` and changes them in place only.
+        version, updates: number of published weight sets, counted from 1, and of optimizer steps.
+        further: name -> tensor of the state, and of every checkpoint, beside weights, optimizer and statistics. A
+            subclass adds tensors in `__init__`, and changes tensors in place only.
     """
 
     config: Any
@@ -82,19 +82,19 @@ class FlatLearner(ABC):
 
     @abstractmethod
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
-        """Train on a batch; yields after each optimizer step, see `Learner.learn` of the learner worker."""
+        """Train on a batch; yield after each optimizer step, see `Learner.learn` of the learner worker."""
 
     def configure(self, config: Any) -> None:
-        """Follow other flags from now on, between two batches."""
+        """Follow new flags; called between two batches."""
         self.config = config
         self.optimizer.configure(config)
 
     def step(self, learnable: Tensor, metrics: Metrics) -> None:
-        """Apply the gradient, and add the metrics and `STEP_METRICS` to those that are reported.
+        """Apply the gradient, and add metrics and `STEP_METRICS` to the sums.
 
         Args:
-            learnable: [*] bool: false everywhere, nothing in the batch is valid.
-            metrics: name -> scalar, "loss" among them.
+            learnable: [*] bool; if false everywhere, the step is skipped.
+            metrics: name -> scalar, including "loss".
         """
         values = row_of(metrics)
         names = (*metrics,)
@@ -105,7 +105,7 @@ class FlatLearner(ABC):
         self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
 
     def add_metrics(self, names: tuple[str, ...], values: Tensor) -> None:
-        """Add values [K] to the sums whose means are reported; sums of other names begin anew."""
+        """Add values [K] to the sums; new names reset the sums."""
         if names != self._metric_names:
             # In float64 a sum of one float32 number, times its count, is exact: means of constants do not move.
             self._metric_names, self._metric_sum = names, values.new_zeros(len(names), dtype=torch.float64)
@@ -113,9 +113,9 @@ class FlatLearner(ABC):
         self._metric_sum += values
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call, the rate of the last step, and updates skipped since the last good one.
+        """Return means since the last call, the rate of the last step, and the number of updates skipped in a row.
 
-        It waits for the device.
+        Waits for the device.
         """
         if not self._metric_count:
             return {}
@@ -131,7 +131,7 @@ class FlatLearner(ABC):
 
     @property
     def layout(self) -> StateLayout:
-        """Return the layout of its state."""
+        """Return the layout of the state."""
         further = {
             name: Vector(tensor.numel(), str(tensor.dtype).removeprefix("torch."), inherited=True)
             for name, tensor in self.further.items()
@@ -139,7 +139,7 @@ class FlatLearner(ABC):
         return self.optimizer.layout(len(self.flat.flat), {STATISTICS: self.statistics.vector, **further})
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        """Return the state to continue from, with vectors in the memory `into`, or in new memory."""
         vectors = empty_vectors(self.layout.vectors) if into is None else into
         vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
         self.optimizer.save(vectors)
@@ -149,7 +149,7 @@ class FlatLearner(ABC):
         return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the version is the caller's to raise.
+        """Continue from a state; the caller raises the version.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -165,16 +165,16 @@ class FlatLearner(ABC):
 
 
 class ActorCriticLearner(FlatLearner):
-    """A learner of an actor-critic by Adam, but for its `learn` and the loss behind it.
+    """A learner of an actor-critic by Adam; a subclass defines `learn` and the loss.
 
     Args:
-        flat: the model with all its weights in one vector, on its device.
-        spec: of the environment.
-        config: the learning flags.
-        seed: of the generator.
+        flat: model with all weights in one vector, on the device.
+        spec: spaces of the environment.
+        config: learning flags.
+        seed: seed of the generator.
 
     Attributes:
-        generator: random numbers on the host that go on after a restart, as for the order of minibatches.
+        generator: random numbers on the host, for example for the order of minibatches; part of the state.
     """
 
     optimizer: FlatAdam
@@ -187,14 +187,14 @@ class ActorCriticLearner(FlatLearner):
         super().__init__(flat, config, adam_of(flat, config), normalize_returns=config.normalize_returns)
 
     def add_network(self, name: str, module: nn.Module) -> FlatAdam:
-        """Put a network of a subclass, and the Adam that trains it, into the state; call it in `__init__`.
+        """Add a network of a subclass, with an Adam, to the state; call in `__init__`.
 
         Args:
-            name: of the vector of its weights; those of Adam begin with it.
-            module: on the device of the model. Its weights become views of one vector.
+            name: name of the vector of weights, and prefix of the names of Adam's vectors.
+            module: network on the device of the model; the weights become views of one vector.
 
         Returns:
-            The optimizer, see `FlatAdam.descend`.
+            Optimizer of the network, see `FlatAdam.descend`.
         """
         flat = FlatModule(module)
         optimizer = adam_of(flat, self.config)
@@ -202,7 +202,7 @@ class ActorCriticLearner(FlatLearner):
         return optimizer
 
     def unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
-        """Return the current policy [T, B] and values [T+1, B] in units of the critic."""
+        """Return the current policy [T, B], and values [T+1, B] in units of the critic."""
         logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
@@ -211,9 +211,9 @@ class ActorCriticLearner(FlatLearner):
         """Make one optimizer step down a loss, and raise `updates` and `version`.
 
         Args:
-            batch: [T, B] that the loss is of.
+            batch: steps [T, B] of the loss.
             loss: scalar with gradient.
-            metrics: name -> scalar, beside the loss and `STEP_METRICS`.
+            metrics: name -> scalar, in addition to the loss and `STEP_METRICS`.
         """
         self.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -221,13 +221,13 @@ class ActorCriticLearner(FlatLearner):
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
 
     def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Everything that training continues from, its vectors in memory that is given, or in new one."""
+        """Return the state to continue from, with vectors in the memory `into`, or in new memory."""
         state = super().state(into)
         state.meta["generator"] = base64.b64encode(self.generator.get_state().numpy().tobytes()).decode()
         return state
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state; one without random numbers goes on with those of the seed. See `FlatLearner`."""
+        """Continue from a state, see `FlatLearner`; without random numbers in the state, from the seed."""
         super().restore(state)
         if "generator" in state.meta:
             _restore_generator(self.generator, state.meta["generator"])

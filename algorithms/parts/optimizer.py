@@ -1,7 +1,6 @@
-"""Adam over one vector of weights, and its learning rate over time. Nothing here waits for the device."""
+"""Adam over one vector of weights, schedules of the learning rate, and sums of gradients, without device waits."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule, split
 from appo.algorithms.parts.config import OptimizerConfig
-from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
@@ -19,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
-    """Make Adam for all parameters of a module; their gradients become views of its one vector."""
+    """Make Adam for all parameters of a module; the gradients become views of one vector."""
     optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
     views = split(optimizer.gradient, flat.parameter_table)
     for parameter, view in zip(flat.module.parameters(), views, strict=True):
@@ -28,16 +25,16 @@ def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
 
 
 class FlatAdam:
-    """Fused Adam on all weights at once, with clipping; a step that would do harm is skipped.
+    """Fused Adam on all weights at once, with clipping. A step with a number that is not finite is skipped.
 
     Args:
-        weights: [P] the vector to train, in place.
-        config: the learning flags.
+        weights: [P] vector to train, in place.
+        config: learning flags.
 
     Attributes:
-        gradient: [P] the vector that `backward` adds to.
+        gradient: [P] vector to which `backward` adds.
         learning_rate: scalar on the device.
-        skipped_in_a_row: steps since the last that was not skipped, scalar on the device.
+        skipped_in_a_row: number of skipped steps since the last good step, scalar on the device.
     """
 
     def __init__(self, weights: Tensor, config: OptimizerConfig) -> None:
@@ -48,29 +45,29 @@ class FlatAdam:
         self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
 
     def configure(self, config: OptimizerConfig) -> None:
-        """Follow other flags from now on; a rate that a schedule has set stays unless theirs is another one."""
+        """Follow new flags; a rate set by a schedule stays unless the flag `learning_rate` changes."""
         if config.learning_rate != self.config.learning_rate:
             self.learning_rate.fill_(config.learning_rate)
         self.config = config
 
     def follow(self, progress: float) -> None:
-        """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
+        """Set the rate of the linear schedule; `progress` is the used share of the training budget, in [0, 1]."""
         if self.config.lr_schedule == "linear":
             self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
 
     def descend(self, loss: Tensor, learnable: Tensor) -> None:
-        """Make one step down a loss, a scalar with gradient; `learnable` as in `step`."""
+        """Make one step down a scalar loss with gradient; `learnable` as in `step`."""
         self.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         self.step(learnable, torch.zeros_like(self._kl))
 
     def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the gradient, clipped; its norm before, and 1.0 if the step was skipped, as scalars.
+        """Apply the clipped gradient; return the norm before clipping, and 1.0 for a skipped step, as scalars.
 
         Args:
-            learnable: scalar bool; without a valid step the gradient is 0, and momentum alone must not move weights;
-                with a loss that is not finite the gradient can still be, as clamps stop NaN.
-            kl: scalar, mean KL divergence of the minibatch, for adaptive schedules.
+            learnable: scalar bool; false skips the step. Without a valid step the gradient is 0, and momentum alone
+                must not move weights. If the loss is not finite, clamps can still make the gradient finite.
+            kl: scalar mean KL divergence of the minibatch, for adaptive schedules.
         """
         norm = torch.linalg.vector_norm(self.gradient)
         if self.config.max_grad_norm:
@@ -83,11 +80,8 @@ class FlatAdam:
         return norm, skipped
 
     def _adam(self, skipped: Tensor) -> None:
-        """One step of Kingma and Ba 2015, arXiv:1412.6980, as `torch.optim.Adam(fused=True)` makes it.
-
-        The kernel is called as it is, because making an optimizer of torch.optim imports its compiler, more than a
-        second of every start.
-        """
+        """Make one step of Kingma and Ba 2015, arXiv:1412.6980, equal to `torch.optim.Adam(fused=True)`."""
+        # An optimizer of torch.optim would import torch's compiler: more than a second of every start.
         c = self.config
         self._steps += 1
         torch._fused_adam_(
@@ -127,27 +121,27 @@ class FlatAdam:
         return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": self.config.learning_rate})
 
     def save(self, vectors: Mapping[str, Array]) -> None:
-        """Put the moments into vectors [P] by name, with zeros for what is no parameter."""
+        """Write the moments into vectors [P] by name, and zeros behind the parameters."""
         for name, moment in zip(MOMENTS, self._moments, strict=True):
             vectors[name][: len(moment)] = moment.cpu().numpy()
             vectors[name][len(moment) :] = 0
 
     def named(self, prefix: str) -> dict[str, Tensor]:
-        """Return moments and steps themselves by name, for what a learner names `further` of a second optimizer."""
+        """Return moments and steps by name, without a copy, for `further` of a learner with a second optimizer."""
         named = dict(zip(MOMENTS, self._moments, strict=True)) | {"adam_steps": self._steps.view(1)}
         return {f"{prefix}{name}": tensor for name, tensor in named.items()}
 
     def moments(self) -> Tensor:
-        """First and second moments, [2, P], themselves and no copy; zero before the first step."""
+        """Return first and second moments [2, P], without a copy; zero before the first step."""
         return self._moments
 
     def meta(self) -> dict[str, float]:
-        """Steps made and skipped in a row and the learning rate, as plain values."""
+        """Return steps, steps skipped in a row and the learning rate, as plain values."""
         steps, rate = float(self._steps), float(self.learning_rate)
         return {"adam_steps": steps, "learning_rate": rate, SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
 
     def restore(self, vectors: Mapping[str, Array], meta: dict[str, Any]) -> None:
-        """Continue from what `save` and `meta` gave; a constant or linear rate is the flags' business."""
+        """Continue from the results of `save` and `meta`; flags set a constant or linear rate."""
         self.skipped_in_a_row.zero_()
         self._steps.fill_(meta["adam_steps"])
         for name, moment in zip(MOMENTS, self._moments, strict=True):
@@ -157,16 +151,16 @@ class FlatAdam:
 
 
 class GradientSum:
-    """Adds up the gradients of the parts of a minibatch, each weighted by its valid steps, and their metrics.
+    """Adds gradients and metrics of the parts of a minibatch, weighted by valid steps.
 
-    The sum is kept in float64: in float32 every addition would round, and the number of parts would show.
+    Sums are float64. In float32 every addition would round, so results would depend on the number of parts.
 
     Args:
-        gradient: [P] float32 vector that `backward` adds to.
+        gradient: [P] float32 vector to which `backward` adds.
         maximum: name of the metric that is a maximum; all others are means over valid steps.
 
     Attributes:
-        num_valid: valid steps so far, scalar.
+        num_valid: number of valid steps so far, scalar.
     """
 
     def __init__(self, gradient: Tensor, maximum: str) -> None:
@@ -184,9 +178,9 @@ class GradientSum:
         """Differentiate a part.
 
         Args:
-            valid: its steps.
-            loss: mean over its valid steps, with a graph that ends at the gradient.
-            metrics: name -> scalar, the same names for every part.
+            valid: steps of the part, bool.
+            loss: mean over valid steps, with a graph that ends at the gradient.
+            metrics: name -> scalar, with equal names for every part.
         """
         self._gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -203,71 +197,3 @@ class GradientSum:
         self._gradient.copy_(self._sum / count)
         metrics = dict(zip(self._names, (self._metrics / count).float().unbind(), strict=True))
         return metrics | {self._maximum: self._largest.float()}
-
-
-# The optimizer step as one thing that a device repeats: on minibatches copied into memory that stays where it is.
-
-
-log = logging.getLogger(__name__)
-
-Update = Callable[[Batch], Tensor]
-
-WARM_UPS = 3
-
-
-class CapturedUpdate:
-    """Does what `update` does, by a capture per shape of minibatch.
-
-    The first steps of each shape run as they are: libraries set themselves up and Adam's state comes into being. The
-    last of them is strict, so that a model that waits for the device is found out before a capture fails half-way.
-    Where there is no capture, one warning says so and all steps run as they are.
-
-    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture: where they
-    change another one takes its place, see `Tune`.
-
-    Args:
-        update: trains on a minibatch [T, B] and returns its value targets [T, B]; works in place on tensors that stay.
-        device: what captures it.
-    """
-
-    def __init__(self, update: Update, device: Device) -> None:
-        self._update, self._device = update, device
-        self._steps: dict[tuple[int, ...], _Step] = {}
-        self._seen: dict[tuple[int, ...], int] = {}
-        self._capturable = True
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on the minibatch; its value targets, in memory of their own."""
-        shape = tuple(batch.valid.shape)
-        if shape not in self._steps and self._capturable:
-            self._seen[shape] = self._seen.get(shape, 0) + 1
-            try:
-                if self._seen[shape] == WARM_UPS:
-                    with self._device.strict():
-                        return self._update(batch)
-                if self._seen[shape] > WARM_UPS:
-                    self._steps[shape] = _Step(self._update, batch, self._device)
-            except RuntimeError as error:
-                self._capturable = False
-                log.warning("the optimizer step cannot be captured and runs as it is: %s", error)
-        step = self._steps.get(shape)
-        return step(batch) if step else self._update(batch)
-
-
-class _Step:
-    """An update captured on a batch of its own."""
-
-    def __init__(self, update: Update, batch: Batch, device: Device) -> None:
-        self.inputs = batch.copy()
-        self.target = torch.empty_like(batch.reward)
-
-        def run() -> None:
-            self.target.copy_(update(self.inputs))
-
-        self.run = device.capture(run)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        for mine, theirs in zip(self.inputs.tensors(), batch.tensors(), strict=True):
-            mine.copy_(theirs)
-        self.run()
-        return self.target.clone()

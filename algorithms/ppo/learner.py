@@ -1,6 +1,6 @@
 """The PPO learner: advantages by GAE over whole columns, then epochs of clipped updates on shuffled steps.
 
-`PPOLearner.loss` is the algorithm and `PPOLearner.learn` its loop; nothing here knows a process.
+`PPOLearner.loss` is the algorithm, `PPOLearner.learn` the loop. The module is independent of processes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, EnvSpec
 
 RATIO_MAX = "ratio_max"
-"""The metric that is a maximum over the parts of a minibatch, and no mean."""
+"""The metric that is a maximum over the parts of a minibatch, not a mean."""
 
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
@@ -35,14 +35,14 @@ KL_TOLERANCE = 1.5
 class PPOLearner(ActorCriticLearner):
     """Trains one policy.
 
-    A version is what the weights are after an iteration: between its updates there is nothing that should act.
+    An iteration ends with a new version of the weights. Weights between the updates of an iteration never act.
 
     Args:
-        flat, spec, config: the model, the environment and the flags.
-        seed: of the order of minibatches.
+        flat, spec, config: model, spaces of the environment, and flags.
+        seed: seed of the order of minibatches.
 
     Raises:
-        UsageError: the flags contradict each other, or the model.
+        UsageError: flags contradict the model or other flags.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
     """
@@ -57,7 +57,7 @@ class PPOLearner(ActorCriticLearner):
 
     @property
     def advantages(self) -> Moments:
-        """Running moments of advantages."""
+        """Return the running moments of advantages."""
         return Moments(*self.further[ADVANTAGES].clone().unbind())
 
     @advantages.setter
@@ -65,11 +65,11 @@ class PPOLearner(ActorCriticLearner):
         self.further[ADVANTAGES].copy_(torch.stack((moments.count, moments.mean, moments.m2)))
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Train on the columns of an iteration; yields after each optimizer step, and when the version is raised.
+        """Train on the columns of an iteration; yield after each optimizer step, and after raising the version.
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used up before this batch, in [0, 1]; drives linear schedules.
+            progress: share of the training budget used before the batch, in [0, 1]; drives linear schedules.
         """
         c = self.config
         self.follow(progress)
@@ -86,19 +86,19 @@ class PPOLearner(ActorCriticLearner):
             self.descend_by(minibatch.valid, metrics)
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
             yield
-        # Not before: acting and all epochs must see the observations on one scale.
+        # Only now: acting and all epochs must see observations on one scale.
         self.statistics.update(batch, [(batch.recorded["target"], batch.valid)])
         self.version += 1
         yield
 
     def follow(self, progress: float) -> None:
-        """Set what linear schedules say, when this share of the training budget is used up, in [0, 1]."""
+        """Set rate and clip of linear schedules; `progress` is the used share of the training budget, in [0, 1]."""
         c = self.config
         self.optimizer.follow(progress)
         self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
 
     def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether an iteration ends before the step of these metrics, see `--target_kl`."""
+        """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
         target = self.config.target_kl
         return target > 0 and float(metrics[KL].detach()) > KL_TOLERANCE * target
 
@@ -118,7 +118,12 @@ class PPOLearner(ActorCriticLearner):
         return total.finish()
 
     def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
-        """Make an optimizer step by the gradient that there is, of a minibatch with these metrics."""
+        """Make an optimizer step by the current gradient.
+
+        Args:
+            valid: valid steps of the minibatch.
+            metrics: metrics of the minibatch.
+        """
         self.step(valid, metrics)
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
 
@@ -128,8 +133,8 @@ class PPOLearner(ActorCriticLearner):
         """Return the PPO objective, to be minimized, and metrics: name -> scalar.
 
         Args:
-            minibatch: or a part of one.
-            moments: mean and deviation of the advantages of the whole, if it is a part.
+            minibatch: minibatch, or a part of a minibatch.
+            moments: mean and deviation of the advantages of the whole minibatch, for a part.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
@@ -159,16 +164,16 @@ class PPOLearner(ActorCriticLearner):
         return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": std}
 
     def estimate(self, batch: Batch) -> Batch:
-        """The batch with "advantage" and "target" [T, B] by the current values recorded, see `Minibatch`."""
+        """Return the batch with recorded "advantage" and "target" [T, B] by the current values, see `Minibatch`."""
         advantage, target = self.returns(batch)
         self.advantages = faded(with_advantages(self.advantages, advantage, batch.valid))
         return replace(batch, recorded=batch.recorded | {"advantage": self.scaled(advantage), "target": target})
 
     @torch.no_grad()
     def returns(self, batch: Batch) -> Returns:
-        """Advantages and value targets [T, B] by the current values, in units of return."""
+        """Return advantages and value targets [T, B] by the current values, in units of return."""
         c = self.config
-        # In parts that take no more memory than training does.
+        # Parts need no more memory than training.
         width = max(1, (c.microbatch_size or c.batch_size) // c.rollout)
         parts = [batch.columns(slice(i, i + width)) for i in range(0, batch.valid.shape[1], width)]
         values = [self.model.unroll(part.obs, part.first, part.rnn_state, c.segment_steps)[1] for part in parts]
@@ -181,18 +186,18 @@ class PPOLearner(ActorCriticLearner):
         )
 
     def scaled(self, advantage: Tensor) -> Tensor:
-        """Advantages [T, B] by running moments, or in units of the critic."""
+        """Return advantages [T, B] normalized by running moments, or in units of the critic."""
         if self.config.normalize_advantages == "running":
             return normalize(advantage, self.advantages.mean.float(), inv_std(self.advantages), float("inf"))
         return advantage / self.model.return_std
 
     @property
     def segment_steps(self) -> int:
-        """S: what is drawn into minibatches and evaluated as one piece."""
+        """Return S, the steps of a segment; minibatches consist of whole segments."""
         return self.config.segment_steps if self.model.rnn_state_size else 1
 
     def _plan(self, batch: Batch) -> list[Tensor]:
-        """The segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
+        """Return segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
         c, count = self.config, batch.valid.numel() // self.segment_steps
         plan: list[Tensor] = []
         for _ in range(c.ppo_epochs):
@@ -206,7 +211,7 @@ class PPOLearner(ActorCriticLearner):
         return gather(batch, segments, self.segment_steps, remembers=self.model.rnn_state_size > 0)
 
     def _evaluate(self, m: Minibatch) -> tuple[ActionDistribution, Tensor]:
-        """The current policy and normalized values, [S, N]."""
+        """Return the current policy and normalized values, [S, N]."""
         if len(m.first) == 1:
             logits, value, _ = self.model.act({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state)
             logits, value = logits.unsqueeze(0), value.unsqueeze(0)
@@ -218,5 +223,5 @@ class PPOLearner(ActorCriticLearner):
 
 
 def with_advantages(moments: Moments, advantage: Tensor, valid: Tensor) -> Moments:
-    """Moments of everything seen so far and the valid advantages [T, B]; what is not finite is left out."""
+    """Merge the valid and finite advantages [T, B] into moments."""
     return merge_batch(moments, advantage.flatten(), (valid & advantage.isfinite()).flatten())

@@ -11,20 +11,20 @@ from appo.algorithms.runtime.learning.batches import Batch
 
 @dataclass(frozen=True)
 class Minibatch:
-    """N segments of S steps, time-major; without a recurrent core, S is 1 and a segment is a step."""
+    """N segments of S steps, time-major. Without a recurrent core, S is 1."""
 
-    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] where S is 1, as one step needs no unrolling
+    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] if S is 1: a single step needs no unrolling
     first: Tensor  # as long as obs
     rnn_state: Tensor  # [N, H] before the segment
     valid: Tensor  # [S, N]
     action: Tensor  # [S, N, A]
     log_prob: Tensor  # of the action, by the policy that acted
     value: Tensor  # by the policy that acted, in units of return
-    advantage: Tensor  # normalized, unless that is done in the minibatch
+    advantage: Tensor  # normalized, unless the loss normalizes
     target: Tensor  # of the value, in units of return
 
     def part(self, index: slice) -> "Minibatch":
-        """Return some of the segments."""
+        """Return a slice of the segments."""
         time_major = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("obs", "rnn_state")}
         return Minibatch(
             obs={key: x[:, index] for key, x in self.obs.items()},
@@ -34,12 +34,12 @@ class Minibatch:
 
 
 def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Minibatch:
-    """Gather segments, and with them the observation that follows, where it is needed to unroll.
+    """Gather segments; segments of several steps include the next observation, for unrolling.
 
     Args:
-        batch: [T, B], with "advantage" and "target" among what is recorded.
-        segments: [N], numbered in the order of `Batch.rnn_state` [*, B].
-        steps: S of a segment.
+        batch: steps [T, B], with recorded "advantage" and "target".
+        segments: numbers [N] of segments, in the order of `Batch.rnn_state` [*, B].
+        steps: S, the steps of a segment.
         remembers: whether the network has a state.
     """
     columns = batch.valid.shape[1]
@@ -61,7 +61,7 @@ def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Mi
 
 
 def cleaned(batch: Batch) -> Batch:
-    """Return the batch with zeros in what invalid steps hold and the losses differentiate through: 0 * NaN is NaN."""
+    """Return the batch with zeros in actions and recorded numbers of invalid steps: 0 * NaN in a gradient is NaN."""
     recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
     action = losses.zero_invalid(batch.action, batch.valid)
     return replace(batch, action=action, recorded=batch.recorded | recorded)

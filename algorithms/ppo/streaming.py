@@ -1,7 +1,7 @@
-"""PPO on batches that are never whole: a microbatch is differentiated, added to the gradient and dropped.
+"""PPO on batches that are never whole in memory: each microbatch adds a gradient, and is dropped.
 
-That needs iterations of one batch and one epoch, so that nothing is used twice. Weights and statistics move at the step
-only: all microbatches of a batch are acted and differentiated with the same ones.
+An iteration must be one batch and one epoch, because a microbatch can be used only once. Weights and statistics change
+only at the optimizer step: all microbatches of a batch act and are differentiated with equal weights.
 """
 
 import time
@@ -21,28 +21,28 @@ from appo.algorithms.runtime.memory.learner_state import LearnerState
 
 
 class StreamingLearner:
-    """Trains as a `PPOLearner` does whose iterations are one batch and one epoch, without ever having all of it.
+    """Trains like a `PPOLearner` with iterations of one batch and one epoch, but holds only a microbatch.
 
-    What is saved is the learner as it was after its last step. A microbatch that is in the gradient by then is lost
-    with the process, and dropped when a state is restored.
+    A saved state is the state after the last optimizer step. Microbatches after the step are lost with the process, and
+    dropped by `restore`.
 
     Args:
-        learner: that holds the weights, the optimizer and the statistics.
+        learner: learner with weights, optimizer and statistics.
     """
 
     def __init__(self, learner: PPOLearner) -> None:
         self.learner, self.flat, self.state, self.layout = learner, learner.flat, learner.state, learner.layout
         self.times = _Times(learner.flat.flat.device)
         self._sum = GradientSum(learner.optimizer.gradient, RATIO_MAX)
-        self._later: PPOConfig | None = None  # flags that the next batch begins with
+        self._later: PPOConfig | None = None  # flags from the next batch on
         self.parts = 0
-        # Those of all batches with this one, which count after the step, and those of this batch as they are used.
+        # Moments of advantages: of all batches, used after the step, and of the current batch.
         self._advantages, self._of_batch = learner.advantages, Moments.empty((), learner.flat.flat.device)
         self._drop()
 
     @property
     def version(self) -> int:
-        """Version of the weights."""
+        """Return the version of the weights."""
         return self.learner.version
 
     @version.setter
@@ -51,7 +51,7 @@ class StreamingLearner:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps so far."""
+        """Return the number of optimizer steps."""
         return self.learner.updates
 
     @updates.setter
@@ -59,11 +59,11 @@ class StreamingLearner:
         self.learner.updates = updates
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        """Add a microbatch to the gradient; with the last one of a batch make the step, and yield as `PPOLearner` does.
+        """Add a microbatch to the gradient; the last microbatch of a batch makes the step and yields like `PPOLearner`.
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used up before this batch, in [0, 1]; drives linear schedules.
+            progress: share of the training budget used before the batch, in [0, 1]; drives linear schedules.
         """
         config = self.learner.config
         if not self.parts:
@@ -86,19 +86,19 @@ class StreamingLearner:
         yield
 
     def configure(self, config: PPOConfig) -> None:
-        """Follow other flags from the next batch on: a gradient is that of one loss."""
+        """Follow new flags from the next batch on: all microbatches of a batch use one loss."""
         if self.parts:
             self._later = config
         else:
             self.learner.configure(config)
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call, as the learner's, and what the parts of a batch take."""
+        """Return the learner's means since the last call, and the times of the parts of a batch."""
         metrics = self.learner.metrics()
         return metrics | self.times.take() if metrics else {}
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state, and drop the gradient of weights of before; the source must begin a batch too.
+        """Continue from a state, and drop the gradient so far; the source must begin a batch too.
 
         Raises:
             ValueError: the state belongs to another model.
@@ -107,7 +107,7 @@ class StreamingLearner:
         self._drop()
 
     def _add(self, batch: Batch) -> None:
-        """Add a microbatch to all that moves at the step."""
+        """Add a microbatch to gradient, moments and statistics."""
         learner = self.learner
         advantage, target = learner.returns(batch)
         self._advantages = with_advantages(self._advantages, advantage, batch.valid)
@@ -119,7 +119,7 @@ class StreamingLearner:
         learner.statistics.gather(batch, [(target, batch.valid)])
 
     def _drop(self) -> None:
-        """Begin a batch: nothing is in its gradient, and nothing has been seen of it."""
+        """Begin a batch, with empty sums and moments."""
         self.parts = 0
         self._sum.clear()
         self.learner.statistics.drop()
@@ -130,10 +130,10 @@ class StreamingLearner:
 
 
 class _Times:
-    """Times of a batch: its gradients, its step, and the rest, in which the learner waits for samples.
+    """Times of a batch: gradients, optimizer step, and the rest, when the learner waits for samples.
 
     Args:
-        device: whose time it is. That of a GPU is measured by events in its queue, which nobody waits for.
+        device: measured device; on a GPU, events in the queue measure without a wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -142,7 +142,7 @@ class _Times:
         self._begin()
 
     def measure(self, name: str, function: Callable[[], None]) -> None:
-        """Call a function whose time is the one of that name."""
+        """Call a function, and add the time to the sum of the name."""
         if self._on_gpu:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
@@ -155,7 +155,7 @@ class _Times:
         self._seconds[name] += time.perf_counter() - began
 
     def end_batch(self, samples: int) -> None:
-        """Note the end of a batch of so many samples; the first one has no beginning."""
+        """Note the end of a batch; the time of the first batch is unknown."""
         now = time.perf_counter()
         if self._ended is None:
             self._begin()
