@@ -12,7 +12,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
-from appo.utils import interrupts
 from appo.utils.command_line import (
     UnknownFlag,
     complain,
@@ -26,8 +25,10 @@ from appo.utils.command_line import (
     underscored,
     wants_help,
 )
-from appo.utils.errors import AppoError, Interrupted, UsageError, lack_of, traceback_of
+from appo.utils.errors import AppoError, Interrupted, UsageError, lack_of
 from appo.utils.flags import Flag, flags_of
+from appo.utils.system import interrupts
+from appo.utils.tracebacks import traceback_of
 from appo.utils.user_modules import keep_out_of
 from appo.utils.values import nearest, shown
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from appo.algorithms.cli import run_command
-from appo.utils import machine
+from appo.utils.system import machine
 from benchmarks import measuring, runs
 from benchmarks.measuring import Spread
 from benchmarks.network_alone import inference_microseconds, training_microseconds

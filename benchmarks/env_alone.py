@@ -22,7 +22,7 @@ from appo.algorithms.cli import run_command
 from appo.algorithms.run.placement import plan_workers
 from appo.envs.make import make_group
 from appo.envs.spec import EnvSpec, StepRow
-from appo.utils import machine
+from appo.utils.system import machine
 from benchmarks import measuring
 from benchmarks.actor_process import NUM_DRAWS, ActorProcess, random_actions
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads

@@ -44,8 +44,8 @@ from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
 from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import UsageError
-from appo.utils.machine import available_cores
 from appo.utils.metrics import read_metrics
+from appo.utils.system.machine import available_cores
 from benchmarks.twin import BufferedBlueprint, PlainBlueprint
 
 LIMIT_SECONDS = 470

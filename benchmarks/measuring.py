@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from appo.utils.errors import AppoError, UsageError
-from appo.utils.machine import allocator_settings, allowed_cores, available_cores, limit_threads, pin_to
+from appo.utils.system.machine import allocator_settings, allowed_cores, available_cores, limit_threads, pin_to
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

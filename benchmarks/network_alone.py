@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appo.algorithms.cli import run_command
 from appo.algorithms.run.placement import plan_workers
-from appo.utils import machine
+from appo.utils.system import machine
 from benchmarks import measuring
 from benchmarks.workloads import Workload, add_workload_arguments, chosen_workloads
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.utils import machine
 from appo.utils.errors import AppoError
 from appo.utils.metrics import read_metrics
+from appo.utils.system import machine
 from benchmarks import measuring, process_tree
 from benchmarks.measuring import ROOT, Point
 from benchmarks.process_tree import Process

@@ -31,8 +31,9 @@ from appo.envs.spaces import (
     spec_of,
 )
 from appo.envs.spec import MASK_KEY, EnvSpec
-from appo.utils.errors import EnvironmentFailure, SpaceMismatch, format_error
+from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 from appo.utils.timing import RESET, clock
+from appo.utils.tracebacks import format_error
 
 if TYPE_CHECKING:
     pass

@@ -47,14 +47,8 @@ from appo.envs.wrappers import (
     with_masks_of_method,
     with_masks_of_methods,
 )
-from appo.utils.errors import (
-    CannotBeDrawn,
-    EnvironmentFailure,
-    OtherNumber,
-    SpaceMismatch,
-    UsageError,
-    comes_from_own_code,
-)
+from appo.utils.errors import CannotBeDrawn, EnvironmentFailure, OtherNumber, SpaceMismatch, UsageError
+from appo.utils.tracebacks import comes_from_own_code
 from appo.utils.user_modules import import_user_module
 from appo.utils.values import nearest, printable
 

@@ -31,7 +31,8 @@ from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
 from appo.envs.wrappers import VectorMasksOfMethod, layers, own_normalization
-from appo.utils.errors import EnvironmentFailure, UsageError, format_error
+from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.tracebacks import format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 

@@ -1,8 +1,8 @@
-"""The atomic checkpoint directory: it is there whole and verified, or it is not there.
+"""The atomic checkpoint directory: a checkpoint exists whole and verified, or not at all.
 
-A checkpoint is a directory `ckpt_<12 digits>` of plain files and a `MANIFEST.json` with their sizes and SHA-256. It is
-written under a temporary name and renamed when all of it is on disk, so that a crash at any moment leaves the newest or
-the one before. This module knows files only; what they mean is the caller's business.
+A checkpoint is a directory `ckpt_<12 digits>` of plain files and a `MANIFEST.json` with the sizes and SHA-256 of the
+files. The directory is written under a temporary name and renamed when all files are on disk: a crash at any moment
+leaves the newest checkpoint or the previous one. Callers give the files their meaning.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from appo.utils import machine
 from appo.utils.directories import remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
 from appo.utils.hashed_files import Content, Entry, chunks, opened, write_file
 from appo.utils.run_folder import CORRUPT, enter, names_in_own, own_folder
+from appo.utils.system import machine
 
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Limit(NamedTuple):
-    """How large a checkpoint may be that is read into memory, and what a larger one is or needs, in words."""
+    """Largest size of a checkpoint that is read into memory, and the reason in words."""
 
     num_bytes: int
     reason: str
@@ -53,38 +53,35 @@ class Found(NamedTuple):
 
     path: Path
     step: int
-    damaged: tuple[Damaged, ...]  # newer ones that had to be skipped, newest first
+    damaged: tuple[Damaged, ...]  # newer checkpoints that were skipped, newest first
 
 
 class Loaded(NamedTuple):
-    """The newest checkpoint that verifies, with what its files hold."""
+    """The newest checkpoint that verifies, with the contents of its files."""
 
     found: Found
     files: dict[str, bytes]
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory name of the checkpoint at that step, which no reader would find if it were below 0."""
+    """Return the name of the directory of a checkpoint; readers find no step below 0."""
     if step < 0:
         raise ValueError(f"a checkpoint cannot be of step {step}")
     return f"ckpt_{step:012d}"
 
 
 def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
-    """Write a checkpoint so that it survives a crash at any moment; on return it is on disk.
+    """Write a checkpoint that survives a crash at any moment; return its directory once everything is on disk.
 
-    A checkpoint of the same name is replaced. Whatever fails, older checkpoints are untouched.
+    A checkpoint with the same name is replaced. A failure leaves older checkpoints untouched.
 
     Args:
         parent: directory of the checkpoints; made if missing.
         name: `checkpoint_name(step)`, or any other plain name.
-        files: bytes, or a function that writes them, for every file name.
-
-    Returns:
-        The directory of the checkpoint.
+        files: file name -> bytes, or a function that writes the bytes.
 
     Raises:
-        ResourceError: the disk is full or refuses; what was written is removed again.
+        ResourceError: the disk is full or refuses; the new files are removed.
     """
     for component in (name, *files):
         if not _COMPONENT.fullmatch(component) or component == MANIFEST:
@@ -100,26 +97,26 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
                 failpoint("ckpt.parentsync")
                 os.fsync(folder)
             finally:
-                remove_tree(temporary, dir_fd=folder)  # after success there is nothing of that name
+                remove_tree(temporary, dir_fd=folder)  # after success no file has the name
     except OSError as error:
         raise ResourceError(_describe(error, parent / name)) from None
     return parent / name
 
 
 def verify(path: Path) -> None:
-    """Compare a checkpoint with its manifest: every file, every byte.
+    """Compare every byte of a checkpoint with its manifest.
 
     Raises:
-        CheckpointError: says which file is missing, is too many, has the wrong size or the wrong content.
+        CheckpointError: a file is missing, not in the manifest, or has the wrong size or content.
     """
     with opened(path) as directory:
         for name, entry in _checked_manifest(directory, path).items():
             for _ in chunks(directory, path, name, entry):
-                pass  # the last chunk is followed by the comparison of the hash
+                pass  # after the last chunk, the hashes are compared
 
 
 def read(path: Path, name: str) -> bytes:
-    """The content of one file of a checkpoint, compared with the manifest.
+    """Return the content of one file of a checkpoint, compared with the manifest.
 
     Raises:
         CheckpointError: the file is not part of the checkpoint or does not verify.
@@ -132,12 +129,12 @@ def read(path: Path, name: str) -> bytes:
 
 
 def newest(parent: Path) -> Found | None:
-    """The checkpoint with the highest step that verifies; None when there is none at all.
+    """Return the checkpoint with the highest step that verifies; None without checkpoints.
 
-    Safe beside a process that saves and prunes: a checkpoint that goes away while it is being read is no damage.
+    Safe beside a process that saves and prunes: a checkpoint removed while being read does not count as damaged.
 
     Raises:
-        CheckpointError: there are checkpoints and all of them are damaged.
+        CheckpointError: all checkpoints are damaged.
     """
     result = _examine_newest(parent, verify)
     return None if result is None else result[0]
@@ -150,17 +147,18 @@ def load(
     at_most: int | None = None,
     limit: Limit | None = None,
 ) -> Loaded | None:
-    """Load what `newest` finds (of those worth most); go on to the next when one is pruned before it was read.
+    """Load the newest of the checkpoints with the highest worth; None without checkpoints. See `newest`.
 
     Args:
         parent: directory of the checkpoints.
-        worth: how good one is, before its step counts.
-        check: raises CheckpointError for files that verify and still cannot be used; the next older one is taken then.
-        at_most: largest step that is looked at; None: any.
-        limit: of its size, see `contents`.
+        worth: function that rates a checkpoint, before the step counts.
+        check: function that raises CheckpointError for files that verify and still cannot be used; the next older
+            checkpoint follows.
+        at_most: largest step; None: any.
+        limit: largest size, see `contents`.
 
     Raises:
-        CheckpointError: there are checkpoints and none can be used.
+        CheckpointError: no checkpoint can be used.
     """
 
     def examine(path: Path) -> dict[str, bytes]:
@@ -176,12 +174,15 @@ def load(
 
 
 def prune(parent: Path, keep: int) -> list[Path]:
-    """Remove the oldest checkpoints beyond the newest `keep`; those visibly damaged do not count as kept.
+    """Remove the oldest checkpoints beyond the newest `keep`, and return the removed ones.
 
-    Counting them would delete every good checkpoint after a fall-back to an older one. Damage inside a file shows only
-    in `verify`; who loads past such a checkpoint moves it away with `quarantine`.
+    Visibly damaged checkpoints do not count as kept: after a fall-back to an older checkpoint, all good ones would be
+    deleted. Only `verify` finds damage inside a file; a caller that loads past such a checkpoint moves the checkpoint
+    away with `quarantine`.
 
-    Returns what was removed; raises as `remove`, and ValueError when `keep` is not positive.
+    Raises:
+        ResourceError: see `remove`.
+        ValueError: `keep` is not positive.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -196,7 +197,7 @@ def prune(parent: Path, keep: int) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; readers see all of it or nothing. ResourceError: the directory cannot be changed."""
+    """Remove a checkpoint; readers see the whole checkpoint or nothing (ResourceError: the directory is read-only)."""
     temporary = f"{TEMPORARY}pruned-{path.name}-{secrets.token_hex(4)}"
     failpoint("ckpt.prune")
     try:
@@ -209,7 +210,7 @@ def remove(path: Path) -> None:
 
 
 def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
-    """Move damaged checkpoints into `corrupt/`, where they neither count nor hide a good one; returns the new paths."""
+    """Move damaged checkpoints into `corrupt/`, so that good ones come first; return the new paths."""
     moved = []
     for path, _ in damaged:
         try:
@@ -223,7 +224,7 @@ def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
 
 
 def clean_temporaries(parent: Path) -> list[Path]:
-    """Remove what an interrupted save or prune left. Only for the process that holds the lock of the run."""
+    """Remove leftovers of an interrupted save or prune. Only the process with the run's lock may call."""
     leftovers = [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]
     if leftovers:
         with own_folder(parent) as folder:
@@ -233,7 +234,7 @@ def clean_temporaries(parent: Path) -> list[Path]:
 
 
 def _fill(folder: int, name: str, files: Mapping[str, Content]) -> None:
-    """Write the files of a checkpoint, and last its manifest, into a new directory."""
+    """Write the files of a checkpoint, and last the manifest, into a new directory."""
     directory = enter(folder, name)
     try:
         entries = {file: write_file(directory, file, content) for file, content in files.items()}
@@ -264,7 +265,7 @@ def _encode(entries: Mapping[str, Entry]) -> bytes:
 
 
 def _manifest(directory: int, path: Path) -> dict[str, Entry]:
-    """The entries of a manifest that is byte for byte what `save` would write: any change in it is damage."""
+    """Return the entries of a manifest; every byte that `save` would write differently is damage."""
     raw = b"".join(chunks(directory, path, MANIFEST, None))
     try:
         document = json.loads(raw)
@@ -282,7 +283,7 @@ def _manifest(directory: int, path: Path) -> dict[str, Entry]:
 
 
 def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
-    """The manifest, when exactly its files are there; hidden files, as network file systems leave them, may be."""
+    """Return the manifest if exactly its files exist, beside hidden files, which network file systems leave."""
     manifest = _manifest(directory, path)
     present = {name for name in os.listdir(directory) if not name.startswith(".")}
     if missing := sorted(manifest.keys() - present):
@@ -293,16 +294,16 @@ def _checked_manifest(directory: int, path: Path) -> dict[str, Entry]:
 
 
 def contents(path: Path, limit: Limit | None = None) -> dict[str, bytes]:
-    """All files of a checkpoint, by name.
+    """Return the contents of all files of a checkpoint by name.
 
     Args:
-        path: of the checkpoint.
-        limit: of the sizes of its files together, looked at before the first byte is read.
+        path: directory of the checkpoint.
+        limit: largest sum of the sizes, compared before the first byte is read.
 
     Raises:
-        CheckpointError: it does not verify.
-        ResourceError: it is larger than the memory that is free; that is no damage.
-        UsageError: it is larger than the limit.
+        CheckpointError: the checkpoint does not verify.
+        ResourceError: the checkpoint is larger than the free memory, and not damaged.
+        UsageError: the checkpoint is larger than the limit.
     """
     with opened(path) as directory:
         manifest = _checked_manifest(directory, path)
@@ -320,7 +321,7 @@ def _examine_newest(
     worth: Callable[[Path], float] = lambda path: 0.0,
     at_most: int | None = None,
 ) -> tuple[Found, T] | None:
-    """Apply a function to checkpoints, best and newest first, until one does not raise CheckpointError."""
+    """Apply a function to checkpoints, best and newest first, until the function does not raise CheckpointError."""
     for _ in range(_READ_ATTEMPTS):
         damaged: list[Damaged] = []
         near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
@@ -337,12 +338,12 @@ def _examine_newest(
         if len(damaged) == len(candidates):
             reasons = "; ".join(reason for _, reason in damaged)
             raise CheckpointError(f"none of {len(damaged)} checkpoints can be used: {reasons}")
-        # Some were pruned or replaced while they were read: so there are newer ones now.
+        # Checkpoints were pruned or replaced while being read, so newer ones exist now.
     raise CheckpointError(f"{parent}: checkpoints come and go faster than they can be read")
 
 
 def _looks_whole(path: Path) -> bool:
-    """Whether names and sizes agree with the manifest: what a full disk or a broken copy leaves does not."""
+    """Return whether names and sizes agree with the manifest; leftovers of a full disk or a broken copy do not."""
     try:
         with opened(path) as directory:
             manifest = _checked_manifest(directory, path)
@@ -352,7 +353,7 @@ def _looks_whole(path: Path) -> bool:
 
 
 def listed(parent: Path) -> list[tuple[int, Path]]:
-    """Step and path of everything that is named as a checkpoint, highest step first."""
+    """Return step and path of everything with the name of a checkpoint, highest step first."""
     try:
         with own_folder(parent, to_read=True) as folder:
             entries = os.listdir(folder)
@@ -365,7 +366,7 @@ def listed(parent: Path) -> list[tuple[int, Path]]:
 
 
 def listed_if_readable(parent: Path) -> list[tuple[int, Path]]:
-    """Return the same as `listed`; nothing of a folder that cannot be read, as saving there says so."""
+    """Return the checkpoints as `listed`; [] for a folder that cannot be read, which saving reports."""
     try:
         return listed(parent)
     except CheckpointError:

@@ -35,7 +35,7 @@ METAVARS = {
 }
 LISTS = ("ints", "strs", "dict")
 PLAIN_WORD = re.compile(r"(?!(?i:none)$)[\w./:@+][^\s,=()\[\]{}\"']*")
-"""Read as itself among words, and as a key."""
+"""Words that stand for themselves in a list, and as a key."""
 DESCRIPTION = "Booleans: --x or --x=True, --no_x or --x=False. Also: --help, --version."
 
 Groups = Mapping[str, Mapping[str, Flag]]
@@ -43,19 +43,19 @@ Groups = Mapping[str, Mapping[str, Flag]]
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises one line instead of printing its usage and exiting."""
+    """A parser that raises one line instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 class UnknownFlag(UsageError):
-    """A word that is no flag of its command.
+    """A word that is no flag of the command.
 
     Args:
-        option: as typed.
-        known: names of flags that are.
-        places: where flags are that are not.
+        option: word as typed.
+        known: names of the flags of the command.
+        places: commands or algorithms with a flag, by the name of the flag.
     """
 
     def __init__(self, option: str, known: Sequence[str], places: Places = nowhere) -> None:
@@ -65,10 +65,10 @@ class UnknownFlag(UsageError):
 
 
 def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, object]:
-    """Return the values of the flags that were given, and only of those; the last one wins.
+    """Return the values of the given flags only; the last value of a flag wins.
 
     Raises:
-        UsageError: unknown or misspelt flag, missing value, or a value that is not the flag's.
+        UsageError: unknown or misspelt flag, missing value, or a value that the flag does not take.
     """
     spoken, strangers = _parser("", {"": flags}, {}).parse_known_args(_normalized(underscored(argv), flags))
     if strangers:
@@ -83,13 +83,9 @@ def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[s
 
 
 def underscored(argv: Sequence[str]) -> list[str]:
-    """Return the words with underscores for the dashes inside names of flags: `--learning-rate` is taken too."""
-    return [re.sub(r"(?<=\w)-", "_", name) + rest for name, rest in map(_name_and_rest, argv)]
-
-
-def _name_and_rest(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    return (name, equals + value) if name.startswith("--") else ("", word)
+    """Return the words with underscores for dashes inside names of flags: `--learning-rate` is valid too."""
+    split = (word.partition("=") if word.startswith("--") else ("", word, "") for word in argv)
+    return [re.sub(r"(?<=\w)-", "_", name) + equals + value for name, equals, value in split]
 
 
 def leading_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -99,33 +95,33 @@ def leading_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str:
-    """Return the help text: every flag with what it means and its default, that of the preset where there is one."""
+    """Return the help text: every flag with its meaning and the default, of the preset if given."""
     return _parser(usage, groups, preset).format_help()
 
 
 def own_command(words: Sequence[str]) -> list[str]:
-    """Return the words that start `appo` with these in a process of its own, wherever it is installed."""
+    """Return the command line of another process that runs `appo` with these words, wherever appo is installed."""
     # The working directory may hold modules with the names of ours.
     program = "import sys; sys.path.append(sys.argv.pop(1)); from appo.algorithms.cli import main; sys.exit(main())"
     return [sys.executable, "-P", "-c", program, str(PACKAGE.parent), *words]
 
 
 def wants_help(argv: Iterable[str]) -> bool:
-    """Say whether help is asked for; it is then given whatever else the command line holds."""
+    """Return whether the command line requests help, which comes before everything else."""
     return any(word in ("-h", "--help") for word in argv)
 
 
 def print_and_exit(text: str) -> NoReturn:
-    """Print and end the program with success, quietly even when the reader (`| head`) has gone."""
+    """Print and end the program with success, quietly even after the reader (`| head`) has gone."""
     say(text.rstrip("\n"))
     raise SystemExit(0)
 
 
 def say(text: str) -> None:
-    """Print a line on stdout; when its reader has gone or the disk is full, this and all that follows is dropped.
+    """Print a line on stdout; once the reader has gone or the disk is full, all output is dropped.
 
-    Nothing in it can command a terminal, whatever file it was read from; see `printable`. Characters that the encoding
-    of stdout does not know become question marks.
+    The text cannot command a terminal, see `printable`. Characters that the encoding of stdout does not have become
+    question marks.
     """
     text = printable(text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -135,16 +131,16 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print text on stderr, escaped as by `say`; when nobody can read it, it is dropped."""
+    """Print text on stderr, escaped as by `say`; without a reader, the text is dropped."""
     with contextlib.suppress(OSError):
         sys.stderr.write(printable(text))
 
 
 def require_working_folder() -> None:
-    """Refuse to work in a folder that is gone, or in which nothing can be opened.
+    """Refuse to work in a removed or unreadable folder.
 
     Raises:
-        UsageError: it is so.
+        UsageError: the current folder is gone, or its files cannot be opened.
     """
     try:
         folder = os.getcwd()
@@ -155,9 +151,9 @@ def require_working_folder() -> None:
 
 
 def open_closed_streams() -> None:
-    """Let stdin, stdout and stderr lead nowhere where the caller has closed them, as a daemon does.
+    """Open /dev/null for stdin, stdout and stderr if the caller has closed the stream, as daemons do.
 
-    Python has none of them then, and the next file that is opened would take their place and what others print there.
+    Otherwise the next opened file would take the descriptor, and receive all printed text.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -170,7 +166,7 @@ def open_closed_streams() -> None:
 
 
 def flush_or_drop() -> None:
-    """Flush stdout; what cannot be written is dropped, as the interpreter would otherwise complain at its end."""
+    """Flush stdout and drop the rest after an error, about which the interpreter would complain at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -206,19 +202,11 @@ def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser
 def _add(group: "argparse._ArgumentGroup", flag: Flag, preset: Mapping[str, object]) -> None:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     choices = "|".join(flag.choices)
-    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {_default(flag, preset)})".replace("%", "%%")
-    metavar = METAVARS[flag.kind]
+    default = words_of(preset.get(flag.name, flag.default)) + (" by preset" if flag.name in preset else "")
+    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {default})".replace("%", "%%")
     alone = "True" if flag.kind == "bool" else flag.alone
-    if alone is not None:
-        group.add_argument(*names, dest=flag.name, nargs="?", const=alone, metavar=metavar, help=text)
-    else:
-        nargs = "*" if flag.kind in LISTS else None
-        group.add_argument(*names, dest=flag.name, nargs=nargs, metavar=metavar, help=text)
-
-
-def _default(flag: Flag, preset: Mapping[str, object]) -> str:
-    value = preset.get(flag.name, flag.default)
-    return words_of(value) + (" by preset" if flag.name in preset else "")
+    nargs = "?" if alone is not None else "*" if flag.kind in LISTS else None
+    group.add_argument(*names, dest=flag.name, nargs=nargs, const=alone, metavar=METAVARS[flag.kind], help=text)
 
 
 def words_of(value: object) -> str:
@@ -233,14 +221,14 @@ def words_of(value: object) -> str:
 
 
 def words_of_flag(name: str, value: object) -> list[str]:
-    """Return the words of a command line that give a flag this plain value, uncut."""
+    """Return the words of a command line that set a flag to a plain value, uncut."""
     if isinstance(value, dict):
         return [f"--{name}", *(_entries(value) or ["{}"])]
     return [f"--{name}={flag_text(value)}"]
 
 
 def flag_text(value: object) -> str:
-    """Return the text that a flag reads as this plain value, uncut."""
+    """Return the text that a flag reads as a plain value, uncut."""
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, (tuple, list)):
@@ -250,7 +238,7 @@ def flag_text(value: object) -> str:
 
 
 def _entries(mapping: Mapping[str, object]) -> list[str]:
-    """Words like key=value that a flag reads as this mapping; JSON where a word would be read as something else."""
+    """Return words like key=value that a flag reads as a mapping, or JSON if a word would be read otherwise."""
     if not all(PLAIN_WORD.fullmatch(key) for key in mapping):
         return [json.dumps(mapping)]
     return [f"{key}={_entry(value)}" for key, value in mapping.items()]
@@ -262,7 +250,7 @@ def _entry(value: object) -> str:
 
 
 def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Turn `--no_x` into `--x=False` and `--x -1e-3` into `--x=-1e-3`, which argparse would take for a flag."""
+    """Turn `--no_x` into `--x=False`, and `--x -1e-3` into `--x=-1e-3`: argparse would read the number as a flag."""
     off = {f"--{negation(name)}": name for name, flag in flags.items() if flag.kind == "bool"}
     words: list[str] = []
     for word in argv:
@@ -284,7 +272,7 @@ def _opposite(option: str, value: str) -> bool:
 
 
 def _stranger(words: Sequence[str], flags: Mapping[str, Flag]) -> UsageError:
-    """Return what is wrong with words that argparse could not place."""
+    """Return the error about words that argparse could not place."""
     named = [word for word in words if word.startswith("-")]
     if not named:
         return UsageError(f"unexpected word {shown(words[0])}: flags are given as --name=value")

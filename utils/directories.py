@@ -13,7 +13,7 @@ _AT_FDCWD = -100  # fcntl.h
 
 
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on disk: a renamed or new file is durable only after this."""
+    """Write the names in a directory to the disk: only then is a renamed or new file durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -22,7 +22,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_durable(path: Path) -> None:
-    """Make a directory and its parents, and put the new names on disk."""
+    """Make a directory and its parents, and write the new names to the disk."""
     if not path.is_dir():
         make_durable(path.parent)
         path.mkdir(exist_ok=True)
@@ -30,15 +30,15 @@ def make_durable(path: Path) -> None:
 
 
 def replace_directory(new: str | Path, target: str | Path, *, dir_fd: int | None = None) -> None:
-    """Give a finished directory its name; what had the name before, a link itself too, is removed.
+    """Give a finished directory its final name; remove the former owner of the name, also a link.
 
     Args:
-        new: the directory.
-        target: its name from now on.
-        dir_fd: open directory in which both names are, if they are no paths.
+        new: present name of the directory.
+        target: final name.
+        dir_fd: descriptor of the directory that contains both names, unless the names are paths.
 
     Raises:
-        OSError: the rename is refused; the target is as it was.
+        OSError: the rename is refused; the target is unchanged.
     """
     try:
         os.stat(target, dir_fd=dir_fd, follow_symlinks=False)
@@ -46,7 +46,7 @@ def replace_directory(new: str | Path, target: str | Path, *, dir_fd: int | None
         os.rename(new, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         return
     if not _exchange(new, target, dir_fd):
-        # The file system has no exchange: a crash between these two renames leaves nothing under this one name.
+        # The file system has no exchange: a crash between the two renames leaves the target missing.
         aside = f"{new}-old"
         os.rename(target, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         os.rename(new, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -55,14 +55,14 @@ def replace_directory(new: str | Path, target: str | Path, *, dir_fd: int | None
 
 
 def remove_tree(path: str | Path, *, dir_fd: int | None = None) -> None:
-    """Remove a directory with all that is in it, or a file or a link itself; what cannot be removed stays."""
+    """Remove a directory with its contents, or a file, or a link itself, as far as possible."""
     shutil.rmtree(path, ignore_errors=True, dir_fd=dir_fd)
     with contextlib.suppress(OSError):
         os.unlink(path, dir_fd=dir_fd)
 
 
 def _exchange(first: str | Path, second: str | Path, dir_fd: int | None) -> bool:
-    """Swap two names in one step (renameat2); False where system or file system cannot."""
+    """Swap two names in one step (renameat2); return False if libc or the file system has no exchange."""
     place = _AT_FDCWD if dir_fd is None else dir_fd
     with contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)

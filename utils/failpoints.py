@@ -1,7 +1,7 @@
 """Faults on demand: named places in the code where a test can kill, stop or delay the process.
 
-`APPO_FAILPOINTS="ckpt.rename:kill9@2,learner.publish:sleep=0.5,actor.step:raise@3%w1"` arms three of them. An item is
-`place:action`, then optionally `@n` (only on the n-th passage of this process) and `%wI` (only in worker I).
+`APPO_FAILPOINTS="ckpt.rename:kill9@2,learner.publish:sleep=0.5,actor.step:raise@3%w1"` arms three faults. An item is
+`place:action`, then optionally `@n` (only on the n-th passage of the process) and `%wI` (only in worker I).
 Actions: `kill9`, `exit=N`, `raise`, `sleep=SECONDS`, `enospc`.
 """
 
@@ -24,7 +24,7 @@ _ITEM = re.compile(
 
 
 class FailpointError(RuntimeError):
-    """The fault that the action `raise` plants."""
+    """Fault of the action `raise`."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ _active = bool(os.environ.get(VARIABLE))
 
 
 def failpoint(place: str) -> None:
-    """Do what `APPO_FAILPOINTS` plants at this place; nothing, in well under 100 ns, when it is not set."""
+    """Trigger the faults that `APPO_FAILPOINTS` plants at a place; takes well under 100 ns if the variable is unset."""
     if _active:
         _passed(place)
 
@@ -55,11 +55,11 @@ def arm(specification: str | None = None, worker: int | None = None) -> None:
     """Arm the failpoints of this process and count passages from zero.
 
     Args:
-        specification: as the environment variable; None reads the variable.
-        worker: the number that `%wI` compares with; None matches no `%wI`.
+        specification: text in the form of the environment variable; None reads the variable.
+        worker: number that `%wI` compares with; None matches no `%wI`.
 
     Raises:
-        UsageError: the specification is not understood.
+        UsageError: the specification is malformed.
     """
     global _active  # noqa: PLW0603 - a module global is the cheapest switch, and the switch is on hot paths
     text = os.environ.get(VARIABLE, "") if specification is None else specification
@@ -69,10 +69,10 @@ def arm(specification: str | None = None, worker: int | None = None) -> None:
 
 
 def parse(specification: str) -> dict[str, list[_Trigger]]:
-    """The triggers of every place named in the text.
+    """Return the triggers of every place in the text.
 
     Raises:
-        UsageError: an item is malformed, or its action is unknown.
+        UsageError: an item is malformed, or the action is unknown.
     """
     triggers: dict[str, list[_Trigger]] = {}
     for item in filter(None, (part.strip() for part in specification.split(","))):
@@ -88,7 +88,7 @@ def parse(specification: str) -> dict[str, list[_Trigger]]:
 
 
 def _action(item: str, action: str, value: str | None) -> Callable[[str], None]:
-    plain = {"kill9": _kill9, "raise": _raise, "enospc": _enospc}
+    plain = {"kill9": lambda place: os.kill(os.getpid(), signal.SIGKILL), "raise": _raise, "enospc": _enospc}
     if action in plain and value is None:
         return plain[action]
     try:
@@ -112,10 +112,6 @@ def _passed(place: str) -> None:
     for trigger in mine:
         if trigger.passage in (None, trigger.passages):
             trigger.fire(place)
-
-
-def _kill9(place: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _raise(place: str) -> None:

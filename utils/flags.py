@@ -29,15 +29,21 @@ KINDS: dict[object, Kind] = {
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One command line flag, as its dataclass field declares it.
+    """A command line flag, declared as a dataclass field.
 
-    `minimum` and `maximum` are inclusive and hold for every element of a tuple. `synonyms` maps an accepted spelling to
-    the choice it stands for. `fixed_on_resume` marks what a saved run cannot change. A mutation stays within
-    `mutation_range`, inclusive. `alone` is what the name without a value means, where that may be. `harmless` says
-    that no value of it can run, read, write or send anything; None: numbers and choices cannot, texts can. `before` is
-    the value of runs that were saved before the flag existed, where that is not the default. `elements` names the words
-    that a list may hold, where these are a few. `needs` names what must be on for the flag to have an effect, see
-    `missing`.
+    Attributes:
+        choices: allowed texts.
+        synonyms: accepted spelling -> choice.
+        minimum, maximum: inclusive limits, of every element of a tuple.
+        mutation: kind of change in population-based training.
+        mutation_range: inclusive range of mutations.
+        fixed_on_resume: a resumed run cannot change the value.
+        aliases: other names.
+        alone: meaning of the name without a value; None: a value is required.
+        harmless: no value can run, read, write or send anything; None: true for numbers and choices, false for texts.
+        before: value in runs saved before the flag existed; None: the default.
+        elements: words that a list may contain, for messages.
+        needs: conditions for an effect, see `missing`.
     """
 
     name: str
@@ -60,17 +66,16 @@ class Flag:
     needs: str = ""
 
     def missing(self, values: Mapping[str, object]) -> str | None:
-        """Return the first part of `needs` that does not hold, None if all do.
+        """Return the first part of `needs` that does not hold; None if all parts hold.
 
-        `needs` has parts separated by blanks, each of alternatives separated by `|`: the name of a flag or of another
-        value that must be neither 0 nor empty, `name=pattern` of its text, or `name>number`. A name that has no value
-        holds.
+        Blanks separate the parts, `|` separates the alternatives of a part: the name of a value that must be neither 0
+        nor empty, `name=pattern` for the text of a value, or `name>number`. An alternative without a value holds.
         """
         return next((part for part in self.needs.split() if not any(_holds(a, values) for a in part.split("|"))), None)
 
     @property
     def reaches_out(self) -> bool:
-        """Whether a value of it could run, read, write or send something: a stranger's needs to be trusted."""
+        """Return whether a value could run, read, write or send something: a stranger's value needs trust."""
         if self.harmless is not None:
             return not self.harmless
         return self.kind in ("str", "strs", "dict") and not self.choices
@@ -127,7 +132,7 @@ def _holds(alternative: str, values: Mapping[str, object]) -> bool:
 
 
 def same_flag(cls: type, name: str, help: str = "") -> Any:
-    """Declare a flag as that of another dataclass: its default and limits, and its description unless one is given."""
+    """Declare a flag like a flag of another dataclass, with the same default, limits and (by default) description."""
     (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
     metadata = {**field.metadata, "help": help or field.metadata["help"]}
     return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
@@ -137,22 +142,22 @@ def flags_of(cls: type) -> dict[str, Flag]:
     """Return the flags of a dataclass, in the order of declaration.
 
     Raises:
-        TypeError: a field was not declared with `flag`, or its type is not supported.
+        TypeError: a field was not declared with `flag`, or the type is not supported.
     """
     annotations = typing.get_type_hints(cls)
     return {field.name: _flag_of(field, annotations[field.name]) for field in dataclasses.fields(cls)}
 
 
 def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Flag]], source: str) -> dict[str, object]:
-    """Values by flag, where those of a part may stand together under its name; paths become text.
+    """Return value by flag from values that may be grouped by part; paths become text.
 
     Args:
-        values: flag -> value, and part -> mapping of its flags.
-        parts: the flags of every part.
-        source: of the values, for messages.
+        values: flag -> value, and part -> mapping of flags.
+        parts: part -> flags by name.
+        source: name of the source, for messages.
 
     Raises:
-        UsageError: a flag is there twice, or in a part that is not its own.
+        UsageError: a flag is given twice, or in the wrong part.
     """
     flat: dict[str, object] = {}
     for title, value in values.items():

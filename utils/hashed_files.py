@@ -1,4 +1,4 @@
-"""Files that are written and read with their SHA-256: what a checkpoint consists of."""
+"""The files of a checkpoint, written and read with their SHA-256."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class HashingFile(io.RawIOBase):
-    """A file being written: counts and hashes what passes, in chunks, so that a fault can come between two of them."""
+    """A file being written: counts and hashes the bytes in chunks, between which tests plant faults."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class HashingFile(io.RawIOBase):
         self._size = 0
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes so far."""
         return self._size
 
     def write(self, content: object, /) -> int:
-        """Append bytes; how many."""
+        """Append bytes; return how many."""
         view = memoryview(cast("bytes", content)).cast("B")
         done = 0
         while done < len(view):
@@ -56,12 +56,12 @@ class HashingFile(io.RawIOBase):
         return done
 
     def entry(self) -> Entry:
-        """Return the entry of what was written."""
+        """Return the entry of the bytes so far."""
         return Entry(self._size, self._hash.hexdigest())
 
 
 def write_file(directory: int, name: str, content: Content) -> Entry:
-    """Write a new file into a directory, given as a descriptor, and put it on disk; its entry."""
+    """Write a new file to the disk, in a directory given as a descriptor; return the entry of the file."""
     failpoint("ckpt.open")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=directory)
@@ -79,16 +79,16 @@ def write_file(directory: int, name: str, content: Content) -> Entry:
 
 
 def chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterator[bytes]:
-    """The bytes of one file of a directory; links are not followed.
+    """Yield the bytes of one file of a directory, following no link.
 
     Args:
-        directory: as a descriptor.
-        path: of the directory, for messages.
-        name: of the file.
-        entry: what is known of it; None: nothing, for a small file.
+        directory: descriptor of the directory.
+        path: path of the directory, for messages.
+        name: name of the file.
+        entry: expected size and hash; None: unknown, for a small file.
 
     Raises:
-        CheckpointError: it cannot be read; after the last chunk, if they are not what the entry says.
+        CheckpointError: the file cannot be read; after the last chunk: the content differs from the entry.
     """
     digest = hashlib.sha256()
     try:
@@ -114,7 +114,7 @@ def chunks(directory: int, path: Path, name: str, entry: Entry | None) -> Iterat
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """The directory as a descriptor: all files are of one checkpoint, even when another takes its name meanwhile."""
+    """Open a directory as a descriptor: all files are of one checkpoint, even if another one takes the name."""
     try:
         with own_folder(path.parent, to_read=True) as folder:
             descriptor = enter(folder, path.name)

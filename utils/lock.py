@@ -19,10 +19,10 @@ _HOLDER_WRITES_WITHIN_SECONDS = 0.2
 
 
 class RunLock:
-    """The lock file of a run, held by `flock`: the kernel frees it however its holder ends, kill -9 included.
+    """The lock file of a run, held by `flock`: the kernel frees the lock however the holder ends, kill -9 included.
 
-    The descriptor is not inherited by processes that are started with exec; a plain `os.fork()` would share the lock.
-    The file stays when the lock is released: removing it would let two processes lock two files of one name.
+    Processes started with exec do not inherit the descriptor; a plain `os.fork()` would share the lock. The file stays
+    after a release: otherwise two processes could lock two files with one name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class RunLock:
         """Take the lock, or fail at once.
 
         Raises:
-            DirectoryInUse: another process holds it; the message names it.
+            DirectoryInUse: another process holds the lock; the message names the process.
             UsageError: the file cannot be written.
             ResourceError: the file system has no locks.
         """
@@ -48,11 +48,10 @@ class RunLock:
         return self
 
     def renew(self) -> None:
-        """Hold the lock of the file that has its name now, should the one that was locked be removed or renamed.
+        """Lock the file at the path again if the locked file was removed or renamed.
 
         Raises:
-            DirectoryInUse: another process holds that.
-            UsageError, ResourceError: as `acquire`.
+            DirectoryInUse, UsageError, ResourceError: see `acquire`.
         """
         held = self._descriptor
         if held is not None and not self.is_in_place():
@@ -60,11 +59,11 @@ class RunLock:
             os.close(held)
 
     def is_in_place(self) -> bool:
-        """Whether the file that is locked, if there is one, has its name still."""
+        """Return whether the path still leads to the locked file; True without a lock."""
         return self._descriptor is None or is_named(self._descriptor, self.path)
 
     def release(self) -> None:
-        """Give the lock back; harmless when it is not held."""
+        """Release the lock; harmless without a lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -93,15 +92,15 @@ def _lock(descriptor: int, path: Path) -> None:
             raise ResourceError(f"cannot lock {path}: {error.strerror}") from error
         run = path.absolute().parent.name
         raise DirectoryInUse(f"run {run} is in use by {_describe_holder(descriptor)}") from None
-    if not os.fstat(descriptor).st_nlink:  # opened before the folder went, of a start that was refused
+    if not os.fstat(descriptor).st_nlink:  # opened before a refused start removed the folder
         raise DirectoryInUse(f"run {path.absolute().parent.name} has just been removed by its own start: start again")
 
 
 def _write_holder(descriptor: int) -> None:
-    """Who holds the lock, for the message that another process will print; the lock itself does not depend on it."""
+    """Write the holder of the lock, for messages of other processes only."""
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     content = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
-    with contextlib.suppress(OSError):  # a full disk must not forbid resuming
+    with contextlib.suppress(OSError):  # a full disk must not prevent resuming
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, content, 0)
 
@@ -115,4 +114,4 @@ def _describe_holder(descriptor: int) -> str:
         except (OSError, ValueError, TypeError, KeyError):
             if time.monotonic() > deadline:
                 return "another process"
-            time.sleep(0.01)  # the holder locks first and writes after
+            time.sleep(0.01)  # the holder locks first and writes later

@@ -1,4 +1,4 @@
-"""Where log lines go: plain lines on the terminal for main, a file for each worker."""
+"""The destination of log lines: plain lines on the terminal for main, a file for each worker."""
 
 import contextlib
 import faulthandler
@@ -12,16 +12,18 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-from appo.utils.errors import format_error
-from appo.utils.run_folder import append_to_own, is_named, open_own, update_own
+from appo.utils.run_folder import append_to_own, is_named
+from appo.utils.tracebacks import format_error
 from appo.utils.values import printable
 
-_TAIL_BLOCK_BYTES = 1 << 16
 _RECENT_WARNINGS = 5
+
+SHOWN = {"shown": True}
+"""The `extra` of a worker's warning that main is to print although the warning has no traceback."""
 
 
 class _DropWhenFull(logging.Handler):
-    """A full disk or a closed pipe costs log lines, never the run, and is not answered with a traceback per line."""
+    """Drops lines on a full disk or a closed pipe, without a traceback per line."""
 
     dropped = 0
 
@@ -33,11 +35,11 @@ class _DropWhenFull(logging.Handler):
 
 
 class _LineStream(_DropWhenFull, logging.StreamHandler[IO[str]]):
-    """Writes to the terminal; characters that its encoding does not know become question marks, as `say` has it."""
+    """Writes to the terminal; characters that the encoding does not have become question marks, as in `say`."""
 
     def format(self, record: logging.LogRecord) -> str:
         text, encoding = super().format(record), getattr(self.stream, "encoding", None) or "utf-8"
-        if getattr(self.stream, "errors", "strict") != "strict":  # stderr writes them as Python spells them
+        if getattr(self.stream, "errors", "strict") != "strict":  # stderr escapes such characters
             return text
         return text.encode(encoding, "replace").decode(encoding)
 
@@ -59,14 +61,14 @@ def _open_log(path: Path) -> IO[str]:
 
 
 def follow_log() -> None:
-    """Go on in the log file of this process where it should be, if somebody has removed or renamed it with its folder.
+    """Continue in a new log file of this process if the file or its folder was removed or renamed.
 
-    What goes into a file without a name fills the disk unseen. What is printed follows, as far as it went there too.
+    Lines in a file without a name would fill the disk unseen. stdout and stderr follow if they went to the file.
     """
     for handler in logging.getLogger().handlers:
         if not isinstance(handler, _LineFile) or is_named(old := handler.stream.fileno(), handler.path):
             continue
-        with contextlib.suppress(OSError):  # not yet
+        with contextlib.suppress(OSError):  # not yet possible
             printed = [number for number in (1, 2) if _is_same_file(number, old)]
             stream = _open_log(handler.path)
             for number in printed:
@@ -80,12 +82,12 @@ def follow_log() -> None:
 def _is_same_file(first: int, second: int) -> bool:
     try:
         return os.path.sameopenfile(first, second)
-    except OSError:  # an environment has closed it
+    except OSError:  # an environment has closed the descriptor
         return False
 
 
 class _Recent(logging.Handler):
-    """Keeps the last warnings of this process, each with the time of day, in one line."""
+    """Keeps the last warnings of this process, each in one line with the time of day."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -96,15 +98,8 @@ class _Recent(logging.Handler):
         self.lines.append(f"{clock} {' '.join(record.getMessage().split())}")
 
 
-SHOWN = {"shown": True}
-"""The `extra` of a warning without a traceback that main is to show, where a worker of that process takes it there."""
-
-
 class _Raised(logging.Handler):
-    """Keeps the first warnings of this process that people are to see, until somebody takes them.
-
-    These come with a traceback, or with `extra=SHOWN`.
-    """
+    """Keeps the first warnings of a worker with a traceback or with `extra=SHOWN`, until `take_raised`."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -120,10 +115,10 @@ _recent, _raised = _Recent(), _Raised()
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object per record: its `report`, a mapping handed over as `extra`, or else its message."""
+    """Formats a record as a JSON object: a mapping passed as `report` in `extra`, else the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         report = getattr(record, "report", None)
         head: dict[str, object] = {"event": "log" if report is None else "report", "time": record.created}
         said = {"level": record.levelname.lower(), "message": record.getMessage()} if report is None else report
@@ -132,19 +127,19 @@ class JsonLines(logging.Formatter):
 
 
 class _Printable(logging.Formatter):
-    """Writes what files and environments say so that it cannot command the terminal."""
+    """Escapes text of files and environments that could command the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def recent_warnings() -> tuple[str, ...]:
-    """The last warnings and errors that this process has logged, oldest first."""
+    """Return the last warnings and errors that this process has logged, oldest first."""
     return tuple(_recent.lines)
 
 
 def take_raised() -> tuple[str, ...]:
-    """The warnings that this process, a worker, has logged for main to show since they were taken last."""
+    """Return and forget the warnings that this worker has logged for main to print."""
     taken, _raised.texts = tuple(_raised.texts), []
     return taken
 
@@ -152,14 +147,14 @@ def take_raised() -> tuple[str, ...]:
 def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, as_json: bool = False) -> None:
     """Set up the root logger and the stack dump of this process; called once, at entry, in every process.
 
-    SIGUSR1 then writes the Python stacks of all threads to the log (main: stderr), and so does a crash (SIGSEGV and
-    its like). It works while the interpreter is stuck in C code, as it takes no lock.
+    SIGUSR1 and crashes (SIGSEGV and the like) then write the Python stacks of all threads to the log (main: stderr).
+    The dump takes no lock, so works while the interpreter is stuck in C code.
 
     Args:
-        role: name of the worker, in every line of its file.
-        path: log file, appended to; None: messages below WARNING go to stdout, others to stderr, as plain lines.
-        level: messages below it are dropped.
-        as_json: without a file, write a JSON object per message, all of them to stdout.
+        role: name of the worker, in every line of the file.
+        path: log file to append to; None: messages below WARNING go to stdout, others to stderr, as plain lines.
+        level: lowest level of messages.
+        as_json: without a file, write a JSON object per message, all to stdout.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -190,74 +185,6 @@ def _on_terminal(as_json: bool) -> list[logging.Handler]:
     out.addFilter(lambda record: record.levelno < logging.WARNING)
     err.setLevel(logging.WARNING)
     return [out, err]
-
-
-def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a file, without their line ends; [] when it cannot be read. Reads no more than it must."""
-    if lines <= 0:
-        return []
-    try:
-        with open_own(path) as file:
-            start = file.seek(0, os.SEEK_END)
-            content = b""
-            while start > 0 and content.count(b"\n") <= lines:
-                block = min(_TAIL_BLOCK_BYTES, start)
-                start -= block
-                file.seek(start)
-                content = file.read(block) + content
-    except OSError:
-        return []
-    text = content.decode("utf-8", errors="replace").removesuffix("\n")
-    return text.split("\n")[-lines:] if text else []
-
-
-# A log that has grown too long, as an environment prints without end.
-
-
-_COPY_BYTES = 1 << 20
-
-FULL = 0.75
-"""Share of what a log may have at which it is shortened: so much room is left for what comes before the next look."""
-
-
-def shorten(path: Path, most_bytes: int) -> bool:
-    """Shorten a log that is nearly as long as it may be; whether it was.
-
-    An eighth of what it may have is kept of the beginning, and three eighths of the end. Whoever appends to it
-    meanwhile, as every process does, goes on at the new end; what is written in the instant of the cut is lost with the
-    middle. The end is copied before anything is cut off, so that a crash costs nothing of it.
-
-    Args:
-        path: of the log.
-        most_bytes: that it may have, at least a few thousand.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    head, tail_bytes = most_bytes // 8, most_bytes * 3 // 8
-    descriptor = update_own(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size <= FULL * most_bytes:
-            return False
-        source, target = _line_after(descriptor, size - tail_bytes), head
-        chunk = f"\n[left out: the log had become longer than {FULL:.0%} of {most_bytes} bytes]\n".encode()
-        try:
-            # What has come since is copied too, but for a flood that comes faster than that.
-            while chunk and target < most_bytes:
-                target += os.pwrite(descriptor, chunk, target)
-                chunk = os.pread(descriptor, _COPY_BYTES, source)
-                source += len(chunk)
-        finally:
-            os.ftruncate(descriptor, target)
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _line_after(descriptor: int, place: int) -> int:
-    """Where the first line begins after a place, if that is near."""
-    return place + os.pread(descriptor, _TAIL_BLOCK_BYTES, place).find(b"\n") + 1
 
 
 def _dump_stacks_to(stream: IO[str]) -> None:

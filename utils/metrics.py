@@ -1,6 +1,6 @@
-"""Figures of a run: the log that is the truth, and the TensorBoard files beside it.
+"""The metrics of a run in `metrics.jsonl`.
 
-Nothing here may stop training: a full disk costs figures, which are counted, and writing goes on when there is space.
+A full disk never stops training: lost records are counted, and writing resumes with free space.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object a line, each added by one write at the end of the file.
+    """`metrics.jsonl`: one JSON object a line, appended by a single write.
 
-    Opening it cuts off a line that a crash left unfinished, so that every line of the file can be parsed. Numbers that
-    are not finite are written as null, as JSON has no word for them.
+    Opening cuts off a line that a crash left unfinished, so every line can be parsed. Numbers that are not finite are
+    written as null, because JSON has no word for NaN.
 
     Args:
-        path: of the log.
-        most_bytes: that it may have; of a longer one every second old record is left out, and of one that no run has
-            written, so long is it, all but a sample. 0: it has no end.
+        path: path of the log.
+        most_bytes: largest size. A longer log loses every second old record; a log longer than any run's keeps a
+            sample. 0: no limit.
 
     Raises:
-        OSError: the file cannot be opened, or is another one, see `append_to_own`.
+        OSError: the file cannot be opened, see `append_to_own`.
     """
 
     def __init__(self, path: Path, most_bytes: int = 0) -> None:
@@ -43,12 +43,12 @@ class MetricsLog:
         self._descriptor = append_to_own(path)
         with contextlib.suppress(OSError):
             _end_last_line(self._descriptor)
-            for name in names_in_own(path.parent):  # of a process that was killed while it left records out
+            for name in names_in_own(path.parent):  # of a process that was killed while thinning
                 if re.fullmatch(rf"\.{re.escape(path.name)}-\d+", name):
                     remove_own(path.with_name(name))
 
     def append(self, record: Mapping[str, object]) -> bool:
-        """Add a line; False, and counted in `dropped`, when the disk does not take it."""
+        """Add a line; return False, and count in `dropped`, if the disk does not take the line."""
         plain = {name: _plain(value) for name, value in record.items()}
         line = json.dumps(plain, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if not is_named(self._descriptor, self._path):
@@ -68,12 +68,12 @@ class MetricsLog:
         return False
 
     def close(self) -> None:
-        """Close the file; the log cannot be used afterwards."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def _go_on_in_place(self) -> None:
-        """The file was removed or renamed, and is still to be read: write all of it where it was, and go on there."""
-        with contextlib.suppress(OSError):  # not yet: the folder is away, or the disk is full
+        """Write the open file to the path again, from which the file was removed or renamed, and continue there."""
+        with contextlib.suppress(OSError):  # not yet possible: no folder, or a full disk
             if not os.path.lexists(self._path):
                 with os.fdopen(os.dup(self._descriptor), "rb") as file:
                     file.seek(0)
@@ -84,13 +84,13 @@ class MetricsLog:
             log.warning("%s has gone away: it is made again", self._path)
 
     def _thin(self, size: int) -> None:
-        """Replace the file by one with fewer records; where the disk does not take it, later."""
+        """Replace the file by a file with fewer records, or try later if the disk is full."""
         step = self._most_bytes // 8
         self._thin_at = size + step
         try:
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 most = max(self._most_bytes, READ_BYTES)
-                # To read all of a file that is far too long would keep main busy for seconds.
+                # Reading all of a file that is far too long would keep main busy for seconds.
                 replace_own(self._path, thinned_lines(file, size) if size <= 4 * most else sampled_lines(file, most))
             descriptor = append_to_own(self._path)
         except OSError:
@@ -101,13 +101,13 @@ class MetricsLog:
 
 
 def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the lines of a metrics log without about half of the records of each policy, but for the newest quarter.
+    """Yield the lines of a metrics log without half of each policy's records, except in the newest quarter.
 
-    What stays is even in time. Records with which a start says where it goes on stay: `without_lost` needs them.
+    The remaining records are even in time. Records at which a resumed run goes back stay, for `without_lost`.
 
     Args:
-        file: to read.
-        size: of it.
+        file: metrics log.
+        size: bytes of the file.
     """
     thinning = Thinning()
     for line in _lines_between(file, 0, size * 3 // 4, whole=True):
@@ -120,14 +120,14 @@ def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 _SECONDS = re.compile(rb'"elapsed_seconds": ?([0-9.eE+-]{1,30})[,}]')
-_POLICY = re.compile(rb'"policy": ?([0-9]{1,4})[,}]')  # curves are kept in memory, so a file must not name millions
+_POLICY = re.compile(rb'"policy": ?([0-9]{1,4})[,}]')  # at most 10,000 curves in memory
 
 
 def _place_of(line: bytes) -> tuple[bytes, float]:
-    """Return the policy of a record and its seconds, found in the text: to parse a long log would take seconds."""
+    """Return policy and seconds of a record by searching the text: parsing a long log would take seconds."""
     seconds, policy = _SECONDS.search(line), _POLICY.search(line)
     if seconds is None or policy is None:
-        return b"", 0.0  # no record of a run
+        return b"", 0.0  # not a record of a run
     try:
         return policy[1], float(seconds[1])
     except ValueError:
@@ -135,25 +135,25 @@ def _place_of(line: bytes) -> tuple[bytes, float]:
 
 
 READ_BYTES = 64 << 20
-"""A larger file of lines is sampled: so much of it is read, evenly over all of it."""
+"""Bytes read of a file of lines; a larger file is sampled evenly."""
 BLOCK_BYTES = 1 << 18
 LONGEST_LINE = 1 << 20
-"""A line that is longer is no record of a run, and is passed over."""
+"""Bytes of the longest record of a run; longer lines are skipped."""
 MOST_RECORDS = 50_000
 
 
 def read_metrics(path: Path, names: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return the records of a metrics log, in bounded memory; [] without a file.
 
-    Lines that are no JSON object (a torn last one) are skipped. A file of more than `READ_BYTES` is sampled, and where
-    there are more than `MOST_RECORDS` records every second one of each policy is left out, until they are fewer.
+    Lines without a JSON object (a torn last line) are skipped. A file of more than `READ_BYTES` is sampled. Above
+    `MOST_RECORDS`, every second record of each policy is dropped, repeatedly.
 
     Args:
-        path: of the log.
-        names: all that is kept of a record; None: everything, of an eighth as many bytes and records.
+        path: path of the log.
+        names: names to keep of each record; None: all names, with an eighth of both bounds.
 
     Raises:
-        UsageError: it cannot be read, or is no plain file.
+        UsageError: the file cannot be read, or is no plain file.
     """
     share = 8 if names is None else 1
     records: list[dict[str, Any]] = []
@@ -164,7 +164,7 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[dict[
                 if record is None:
                     continue
                 policy = _policy_of(record)
-                if len(skipped) > MOST_RECORDS:  # so many policies are none
+                if len(skipped) > MOST_RECORDS:  # no run has so many policies
                     skipped.clear()
                 skipped[policy] = (skipped[policy] + 1) % every
                 if skipped[policy]:
@@ -186,7 +186,7 @@ def _policy_of(record: Mapping[str, Any]) -> float | None:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a line is; None for any other line, as a crash may have torn it."""
+    """Return the JSON object of a line; None for other lines, such as a line torn by a crash."""
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(line)
         if isinstance(record, dict):
@@ -195,7 +195,7 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every second record of each policy, or of all where that would leave nearly all of them."""
+    """Return every second record of each policy, or of all records if policies with one record prevail."""
     kept, found = [], Counter[object]()
     for record in records:
         found[_policy_of(record)] += 1
@@ -205,12 +205,13 @@ def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sampled_lines(file: BinaryIO, most_bytes: int = READ_BYTES, start: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a file in their order, but for those that are longer than `LONGEST_LINE`.
+    """Yield the lines of a file in order, without lines longer than `LONGEST_LINE`.
 
     Args:
-        file: of lines.
-        most_bytes: of a larger file, those in blocks at equal distances are read, its beginning and its end among them.
-        start: where to begin, which is the start of a line.
+        file: file of lines.
+        most_bytes: largest size to read whole; of a larger file, blocks at equal distances are read, with the beginning
+            and the end.
+        start: first byte, the start of a line.
     """
     end = file.seek(0, os.SEEK_END)
     blocks = most_bytes // BLOCK_BYTES
@@ -223,7 +224,7 @@ def sampled_lines(file: BinaryIO, most_bytes: int = READ_BYTES, start: int = 0) 
 
 
 def _lines_between(file: BinaryIO, start: int, end: int, *, whole: bool) -> Iterator[bytes]:
-    """Yield the lines that begin between two places; the first one only if it is known to be whole."""
+    """Yield the lines that begin between two places; the first line only if `whole`."""
     file.seek(start)
     at, passing = start, not whole
     while at < end and (line := file.readline(LONGEST_LINE)):
@@ -235,16 +236,16 @@ def _lines_between(file: BinaryIO, start: int, end: int, *, whole: bool) -> Iter
 
 
 def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out what a crash took back: records of env steps and seconds that a later start has done again.
+    """Drop the records that a crash undid: env steps and seconds that a later start repeats.
 
-    A start that resumes writes first where it goes on from, so that what lies beyond is known to be lost.
+    A resuming start first writes the step from which training continues; records of later steps are lost.
     """
     kept: list[dict[str, Any]] = []
     reached: dict[object, tuple[float, float]] = {}
     for record in reversed(records):
         policy, env_steps, seconds = (record.get(name) for name in ("policy", "env_steps", "elapsed_seconds"))
         if not (is_number(policy) and is_number(env_steps) and is_number(seconds)):
-            continue  # nothing that we write
+            continue  # not written by a run
         most_env_steps, most_seconds = reached.get(policy, (math.inf, math.inf))
         if env_steps <= most_env_steps and seconds <= most_seconds:
             reached[policy] = env_steps, seconds
@@ -253,7 +254,7 @@ def without_lost(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_values(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of every name in any of the records, its last known number."""
+    """Return the last number of every name in the records."""
     return {name: value for record in records for name, value in record.items() if is_number(value)}
 
 
@@ -280,7 +281,7 @@ def _plain(value: object) -> object:
 
 
 def _end_last_line(descriptor: int) -> None:
-    """Cut off a last line that has no end; where it is longer than any record of ours, end it."""
+    """Cut off a last line without an end, or end the line if longer than any record."""
     size = os.fstat(descriptor).st_size
     start = max(0, size - LONGEST_LINE)
     newline = os.pread(descriptor, size - start, start).rfind(b"\n")

@@ -1,11 +1,10 @@
-"""The folder of a run: every name in it stands here, and every file in it is opened here.
+"""The folder of a run: all names in the folder, and the functions that open its files.
 
-What lies inside a checkpoint or among incidents and videos is named by the modules that write those.
+Names inside checkpoints, incidents and videos belong to the modules that write the files.
 
-A run may come from elsewhere, and its links lead anywhere. So each folder from that of the run downwards is opened by
-its name in the one above it, and a link is never followed: neither to write or remove something, nor to read. A file
-that is written in place must not have a second name, as that may be anybody's file. Above the folder of the run links
-are the user's own and followed.
+A run may come from a stranger, with links to any place. So each folder of a run is opened by name in the folder above,
+and no link is followed: not for writing, removing or reading. A file that is written in place must not have a second
+name, which may belong to another program. Links above the run's folder are the user's own, and followed.
 """
 
 import contextlib
@@ -42,12 +41,13 @@ CODE = "code"
 CODE_STARTS_FILE = "starts.jsonl"
 
 CHECKPOINTS = "checkpoint_p"
-"""Name of the folder of a policy's checkpoints, before the number of the policy."""
+"""Begin of the name of the folder with a policy's checkpoints, before the number of the policy."""
 
 CORRUPT = "corrupt"
-"""Name of the folder beside checkpoints of one kind in which those lie that do not verify."""
+"""Name of the folder for checkpoints that do not verify, beside the checkpoints of each kind."""
+
 REPLAY = "replay_p"
-"""Begin of the name of the file of a policy's replay, before the number of the policy."""
+"""Begin of the name of the file with a policy's replay, before the number of the policy."""
 
 CHECKPOINT_FOLDERS = {
     "latest": "",
@@ -60,40 +60,40 @@ CHECKPOINT_FOLDERS = {
 
 MIB = 1 << 20
 OWN_BYTES = 16 * MIB
-"""More than any file of JSON in a run has."""
+"""Largest file of JSON in a run."""
 CONFIG_BYTES, STATUS_BYTES = MIB, 3 * MIB
-"""More than the flags of a run have, and than its status has. Parsed, JSON takes up to 25 times its size."""
+"""Largest flags and largest status of a run. Parsed JSON takes up to 25 times the size of the text."""
 
 _KINDS = "|".join(name for name in CHECKPOINT_FOLDERS.values() if name)
 _INNER_FOLDER = re.compile(
     rf"(?:^|/)(?:{LOGS}|{CODE}|{INCIDENTS}|{PLOTS}|{EVALUATION}(?:/{VIDEOS})?|(?:{EVALUATION}/)?{re.escape(SUMMARIES)}(?:/p\d+)?"
     rf"|{CHECKPOINTS}\d+(?:/(?:{_KINDS}))?(?:/{CORRUPT})?)$"
 )
-"""End of the path of every folder inside that of a run."""
+"""End of the path of every folder inside a run's folder."""
 
 
 class RunFolder:
-    """The folder of one run. It says where things are; nothing is created or looked at until a method reads.
+    """Paths in the folder of a run; only methods access the disk.
 
     Args:
-        path: of the folder.
+        path: folder of the run.
 
     Attributes:
-        config: flags of the newest start, and what was measured for them.
-        history: flags of every start, one line each.
-        status: how the run is, refreshed while it trains.
-        metrics: a record of every policy per report, one line each.
+        config: file of the newest start's flags and measurements.
+        history: file of all starts' flags, a line each.
+        status: file of the run's state, refreshed during training.
+        metrics: file of a record per policy and report, a line each.
         page: README of the run, written when training ends.
-        curve: picture of its learning curve, to which the page links.
-        lineage, lineage_picture: every decision about the policies of a population, and the picture of them.
-        lock: held by the process that trains.
+        curve: picture of the learning curve, with a link on the page.
+        lineage, lineage_picture: file and picture of all decisions about the policies of a population.
+        lock: file locked by the process that trains.
         logs: folder of a log per process.
-        incidents: folder of what led to failures.
-        evaluation: folder of what evaluations beside the run or after it have found.
-        results: a record per evaluation, one line each.
+        incidents: folder of the steps that led to failures.
+        evaluation: folder of the results of evaluations during or after training.
+        results: file of a record per evaluation, a line each.
         videos: folder of filmed evaluations.
-        code: folder of what differed in the user's code from its commits.
-        code_starts: commits and diffs of the starts at which they changed, one line each.
+        code: folder of the differences between the user's code and its commits.
+        code_starts: file of commits and differences per start with a change, a line each.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,15 +109,15 @@ class RunFolder:
         self.code_starts = self.code / CODE_STARTS_FILE
 
     def log(self, name: str) -> Path:
-        """Return the log of a process, absolute: the process may change its working directory."""
+        """Return the absolute path of a process's log: the process may change the working directory."""
         return (self.logs / f"{name}.log").absolute()
 
     def summaries(self, policy: int) -> Path:
-        """Return the folder of TensorBoard's files of a policy's training."""
+        """Return the folder of TensorBoard's files for a policy's training."""
         return self.path / SUMMARIES / f"p{policy}"
 
     def evaluation_summaries(self, policy: int) -> Path:
-        """Return the folder of TensorBoard's files of a policy's evaluations."""
+        """Return the folder of TensorBoard's files for a policy's evaluations."""
         return self.evaluation / SUMMARIES / f"p{policy}"
 
     def checkpoints(self, policy: int, kind: str = "latest") -> Path:
@@ -125,44 +125,41 @@ class RunFolder:
         return self.path / f"{CHECKPOINTS}{policy}" / CHECKPOINT_FOLDERS[kind]
 
     def replay(self, policy: int, shard: int | None = None) -> Path:
-        """Return the file in which the replay of a policy, or a shard of it, is kept."""
+        """Return the file of a policy's replay, or of a shard of the replay."""
         return self.path / (f"{REPLAY}{policy}" if shard is None else f"{REPLAY}{policy}.{shard}")
 
     def replays(self) -> list[Path]:
-        """Return the files in which replays are kept, sorted; those that were put aside are none of them."""
+        """Return the files of replays, sorted, without files that were put aside."""
         pattern = re.compile(rf"{REPLAY}[0-9]+(\.[0-9]+)?")
         return sorted(path for path in self.path.glob(f"{REPLAY}*") if pattern.fullmatch(path.name))
 
     def checkpoint_folders(self) -> list[Path]:
-        """Return everything that is named like the checkpoints of a policy, sorted: checks leave nothing out."""
+        """Return everything named like a policy's checkpoints, sorted, for checks that cover all."""
         return sorted(self.path.glob(f"{CHECKPOINTS}*"))
 
     def policies(self) -> list[int]:
-        """Return the numbers of the policies that have checkpoints, sorted."""
+        """Return the numbers of the policies with checkpoints, sorted."""
         pattern = re.compile(rf"{CHECKPOINTS}(0|[1-9][0-9]*)")
         return sorted(int(match[1]) for path in self.checkpoint_folders() if (match := pattern.fullmatch(path.name)))
 
     def read_config(self) -> dict[str, object]:
-        """Return the content of `config`; {} if there is none, as before the first start.
+        """Return the content of `config`; {} without a file, before the first start.
 
         Raises:
-            UsageError: it is damaged, not readable or no plain file.
+            UsageError: the file is damaged, unreadable or no plain file.
         """
         return read_own_mapping(self.config, CONFIG_BYTES) if os.path.lexists(self.config) else {}
 
     def read_status(self) -> dict[str, Any]:
-        """Return the content of `status`; {} if there is none that can be read."""
+        """Return the content of `status`; {} without a readable file."""
         try:
             return read_own_mapping(self.status, STATUS_BYTES)
         except UsageError:
             return {}
 
 
-# Opening: folders by their names in the folder above, files by their names in their folder.
-
-
 def root_of(folder: Path) -> Path:
-    """Return the folder of the run in which a folder lies, which may be that itself; its layout tells by the names."""
+    """Return the run's folder that contains a folder, or is the folder itself, by the names of the layout."""
     inner = _INNER_FOLDER.search(text := os.fspath(folder))
     if inner is None:
         return folder
@@ -174,12 +171,12 @@ def own_folder(path: Path, *, make: bool = False, to_read: bool = False) -> Iter
     """While entered, a folder of a run is open as a descriptor, for the `dir_fd` of functions of `os`.
 
     Args:
-        path: of the folder of a run, or of one inside.
-        make: it and all above it are made where they are missing, and their names are on disk then.
-        to_read: nothing is changed in it, and the folder of the run itself may be a link.
+        path: folder of a run, or a folder inside.
+        make: make the folder and all folders above durably if missing.
+        to_read: the caller changes nothing, and the run's folder may be a link.
 
     Raises:
-        OSError: it cannot be opened or made, or is a link, or lies behind one.
+        OSError: the folder cannot be opened or made, or is or lies behind a link.
     """
     root = root_of(path)
     inner = path.relative_to(root).parts
@@ -193,7 +190,7 @@ def own_folder(path: Path, *, make: bool = False, to_read: bool = False) -> Iter
 
 @contextlib.contextmanager
 def inner_folder(root: Path, names: Iterable[str], *, make: bool = False) -> Iterator[int]:
-    """While entered, the last of folders inside one another is open as a descriptor; only the root may be a link.
+    """While entered, the last of nested folders is open as a descriptor; only the root may be a link.
 
     Raises:
         OSError: see `own_folder`.
@@ -209,10 +206,10 @@ def inner_folder(root: Path, names: Iterable[str], *, make: bool = False) -> Ite
 
 
 def enter(above: int, name: str, *, make: bool = False) -> int:
-    """Return a descriptor of a folder by its name in another one, which is open; see `own_folder`.
+    """Return a descriptor of a folder by name in an open folder.
 
     Raises:
-        OSError: it cannot be opened or made, or is a link.
+        OSError: the folder cannot be opened or made, or is a link.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
@@ -226,7 +223,7 @@ def enter(above: int, name: str, *, make: bool = False) -> int:
 
 
 def _explained(error: OSError, folder: int, name: str) -> OSError:
-    """Return the error of opening something, which says so where that is a link: the kernel has two words for it."""
+    """Return the error, with a plain text if the name is a link: the kernel has two errors for links."""
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
             return OSError(errno.ELOOP, f"{shown(name)} is a link, and no link is followed here")
@@ -234,53 +231,51 @@ def _explained(error: OSError, folder: int, name: str) -> OSError:
 
 
 def open_own(path: Path) -> BinaryIO:
-    """Open a file that a run has written, for reading; a pipe is not waited on.
+    """Open a file of a run for reading, without waiting for the writer of a pipe.
 
     Raises:
-        OSError: it cannot be read, is no plain file, or lies behind a link.
+        OSError: the file cannot be read, is no plain file, or is or lies behind a link.
     """
     with own_folder(path.parent, to_read=True) as folder:
         return open_in(folder, path.name)
 
 
 def open_in(folder: int, name: str) -> BinaryIO:
-    """Open a file by its name in a folder that is open; see `open_own`."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(_open_plain(folder, name, flags), "rb")
+    """Open a file by name in an open folder; see `open_own`."""
+    return os.fdopen(_open_plain(folder, name, os.O_RDONLY), "rb")
 
 
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
-    """Return a descriptor of a file of a run that is read and written in place, always at its end; made if missing.
+    """Return a descriptor of a file of a run, to read and to append in place; the file is made if missing.
 
     Args:
-        path: of the file.
-        mode: of a new file.
-        make: its folder is made if missing, too.
+        path: path of the file.
+        mode: permissions of a new file.
+        make: make the folder if missing.
 
     Raises:
-        OSError: it cannot be written, is no plain file, has a second name (a hard link), or is or lies behind a link.
+        OSError: the file cannot be written, is no plain file, has a second name (a hard link), or is or lies behind a
+            link.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
-        return _open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
 
 
 def update_own(path: Path, *, mode: int = 0o644) -> int:
-    """Open a file of a run to be read and written anywhere in it; make it if it is not there.
+    """Return a descriptor of a file of a run, to read and write in place; the file is made if missing.
 
     Raises:
-        OSError: it cannot be opened, is no plain file, or has another name.
+        OSError: see `append_to_own`.
     """
     with own_folder(path.parent) as folder:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return _open_plain(folder, path.name, flags, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT, mode)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
-    """Return a descriptor of a new file of a run, to be written; see `append_to_own`.
+    """Return a descriptor of a new file of a run, to write.
 
     Raises:
-        OSError: there is something of that name, or nothing can be made there.
+        OSError: the name is taken, or the file cannot be made.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
@@ -289,7 +284,7 @@ def new_own(path: Path, *, make: bool = False) -> int:
 
 def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     try:
-        descriptor = os.open(name, flags, mode, dir_fd=folder)
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:
         raise _explained(error, folder, name) from None
     found = os.fstat(descriptor)
@@ -303,23 +298,23 @@ def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
 
 
 def is_named(descriptor: int, path: Path) -> bool:
-    """Whether a file that is open has this path, and has not been removed, replaced or renamed since."""
+    """Return whether an open file still has its path: not removed, replaced or renamed."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-    except OSError:  # it cannot be said, and nothing can be done
+    except OSError:  # unknown, and nothing can be done
         return True
 
 
 def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool = True, make: bool = False) -> None:
-    """Replace a file of a run in one step; a crash at any point leaves the content of before or the new one.
+    """Replace a file of a run in one step; a crash at any point leaves the old or the new content.
 
     Args:
-        path: of the file.
-        content: all of it, whole or in pieces.
-        durable: wait until it is on disk; without, a power failure (no other crash) may leave an empty file.
-        make: its folder is made if missing.
+        path: path of the file.
+        content: new content, whole or in pieces.
+        durable: wait for the disk; otherwise a power failure (no other crash) may leave an empty file.
+        make: make the folder if missing.
 
     Raises:
         OSError: the folder is missing, not writable or full, or lies behind a link.
@@ -327,7 +322,7 @@ def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
     temporary = f".{path.name}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
-        with contextlib.suppress(FileNotFoundError):  # of a process that had this number and was killed
+        with contextlib.suppress(FileNotFoundError):  # of a killed process with the same number
             os.unlink(temporary, dir_fd=folder)
         try:
             with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder), "wb") as file:
@@ -341,20 +336,20 @@ def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
                 os.unlink(temporary, dir_fd=folder)
             raise
         if durable:
-            os.fsync(folder)  # without this a power failure may bring the old directory entry back
+            os.fsync(folder)  # otherwise a power failure may restore the old entry
 
 
 def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent: int | None = 2) -> None:
-    """Replace a JSON file of a run in one step, see `replace_own`.
+    """Replace a JSON file of a run in one step.
 
     Args:
-        path: of the file.
-        value: of JSON.
-        durable: wait until it is on disk.
-        indent: spaces per level; None: all in one line.
+        path: path of the file.
+        value: value for JSON.
+        durable: wait for the disk, see `replace_own`.
+        indent: spaces per level; None: a single line.
 
     Raises:
-        OSError: as `replace_own`.
+        OSError: see `replace_own`.
         TypeError, ValueError: the value is not JSON.
     """
     text = json.dumps(value, indent=indent, allow_nan=False) + "\n"
@@ -362,7 +357,7 @@ def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent
 
 
 def append_json_line(path: Path, value: object) -> None:
-    """Append one line of JSON by a single write, so that no other writer's line is split by it.
+    """Append one line of JSON by a single write, which splits no line of other writers.
 
     Raises:
         OSError: the file cannot be opened or the disk is full.
@@ -428,7 +423,7 @@ def parse_mapping(
 
 
 def names_in_own(path: Path) -> list[str]:
-    """Return the names of all that lies in a folder of a run, sorted; none where it is missing, or behind a link."""
+    """Return the sorted names in a folder of a run; [] if the folder is missing or behind a link."""
     try:
         with own_folder(path) as folder:
             return sorted(os.listdir(folder))
@@ -437,20 +432,20 @@ def names_in_own(path: Path) -> list[str]:
 
 
 def remove_own(path: Path) -> None:
-    """Remove a file of a run, or a link itself, if it is there.
+    """Remove a file of a run, or a link itself, if present.
 
     Raises:
-        OSError: it cannot be removed, or lies behind a link.
+        OSError: the file cannot be removed, or lies behind a link.
     """
     with contextlib.suppress(FileNotFoundError), own_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def put_aside_own(path: Path) -> str:
-    """Rename a file of a run to its name with `.old-N`, N the first that nothing has; return the new name.
+    """Append `.old-N` to the name of a file of a run, with the first free N; return the new name.
 
     Raises:
-        OSError: it cannot be renamed, or lies behind a link.
+        OSError: the file cannot be renamed, or lies behind a link.
     """
     with own_folder(path.parent) as folder:
         taken, number = set(os.listdir(folder)), 1
@@ -461,10 +456,10 @@ def put_aside_own(path: Path) -> str:
 
 
 def rename_own(path: Path, name: str) -> None:
-    """Give something in a folder of a run another name there.
+    """Rename a file or folder within a folder of a run.
 
     Raises:
-        OSError: it cannot be renamed, or lies behind a link.
+        OSError: the file cannot be renamed, or lies behind a link.
     """
     with own_folder(path.parent) as folder:
         os.replace(path.name, name, src_dir_fd=folder, dst_dir_fd=folder)

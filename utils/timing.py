@@ -1,7 +1,7 @@
-"""Where the time of a process goes: its one clock is told at every boundary between phases, and by nobody else.
+"""The clock of a process, which splits time among phases.
 
-A boundary costs a fraction of a microsecond. The CPU clock needs a system call, so what share of a phase is CPU time
-(the rest is spent waiting for a core, a device or another process) is sampled, up to 200 times a second and phase.
+A boundary between phases costs a fraction of a microsecond. The CPU clock needs a system call, so the share of CPU time
+in a phase (the rest is waiting for a core, a device or another process) is sampled, up to 20 times a second and phase.
 """
 
 import time
@@ -14,24 +14,26 @@ SAMPLE_INTERVAL_NS = 50_000_000  # of a phase; more often than the scheduler loo
 
 
 class Spent(NamedTuple):
-    """Seconds by phase since the clock was started; a phase that never was is left out."""
+    """Seconds by phase since the start of the clock, without phases that never began."""
 
-    seconds: dict[str, float]  # wall time; they add up to the time since the start
-    cpu_seconds: dict[str, float]  # CPU time of all threads; they add up to that of the process
+    seconds: dict[str, float]  # wall time; the sum is the time since the start
+    cpu_seconds: dict[str, float]  # CPU time of all threads; the sum is the CPU time of the process
 
 
 class PhaseClock:
-    """Splits the time of one thread among phases; in the beginning, and between all others, it is the framework's.
+    """Splits the time of one thread among phases; unmarked time is the framework's.
 
     Args:
-        wall_ns, cpu_ns: the clocks of wall and CPU time.
+        wall_ns: clock of wall time in nanoseconds.
+        cpu_ns: clock of CPU time in nanoseconds.
 
     Attributes:
-        phase: the present one.
-        started_ns, entered_ns: wall time at the start and at the last boundary.
-        collected: valid steps taken by environments of this process.
-        trained: samples that this process trained on.
-        parked: groups of environments that have no free slot; while there are any, waiting is for slots.
+        phase: present phase.
+        started_ns: wall time at the start.
+        entered_ns: wall time at the last boundary.
+        collected: number of valid steps of environments in this process.
+        trained: number of samples that this process trained on.
+        parked: number of groups of environments without a free slot; above 0, waiting counts as waiting for slots.
     """
 
     def __init__(
@@ -41,11 +43,11 @@ class PhaseClock:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, now."""
+        """Set all times and counts to 0."""
         count = len(PHASES)
         self.phase, self.collected, self.trained, self.parked = FRAMEWORK, 0, 0, 0
         self._wall, self._cpu = [0] * count, [0.0] * count
-        self._split_wall = [0] * count  # of `_wall`, that has its CPU time
+        self._split_wall = [0] * count  # part of `_wall` with known CPU time
         self._due, self._sampling = [0] * count, False
         self._sampled_wall, self._sampled_cpu = [0] * count, [0] * count  # since the last split
         self._cpu_share = [1.0] * WAITING + [0.0] * (count - WAITING)
@@ -53,7 +55,7 @@ class PhaseClock:
         self.started_ns = self.entered_ns = self._wall_ns()
 
     def enter(self, phase: int) -> int:
-        """From now on it is this phase; the one before."""
+        """Begin a phase; return the phase before."""
         now, before = self._wall_ns(), self.phase
         spent = now - self.entered_ns
         self._wall[before] += spent
@@ -69,11 +71,11 @@ class PhaseClock:
         return before
 
     def wait(self) -> None:
-        """From now on it waits, for a slot or for anything else."""
+        """Begin to wait, for a slot or another process."""
         self.enter(WAITING_FOR_SLOTS if self.parked else WAITING)
 
     def spent(self) -> Spent:
-        """How the time was spent up to now."""
+        """Return the time spent so far."""
         self.enter(self.phase)
         self._split()
         used = [phase for phase, wall in enumerate(self._wall) if wall]
@@ -83,7 +85,7 @@ class PhaseClock:
         )
 
     def _split(self) -> None:
-        """Split the CPU time of the process since the last call, as the samples since then say."""
+        """Split the CPU time of the process since the last call by the shares in the samples."""
         cpu = self._cpu_ns()
         spent, self._split_cpu_ns = cpu - self._split_cpu_ns, cpu
         for phase, wall in enumerate(self._sampled_wall):
@@ -102,4 +104,4 @@ class PhaseClock:
 
 
 clock = PhaseClock()
-"""Of this process."""
+"""Clock of this process."""

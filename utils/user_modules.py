@@ -1,4 +1,4 @@
-"""Modules of the user's that flags name: found in the working directory too."""
+"""The user's modules and functions that flags name; the working directory is searched too."""
 
 import os
 import sys
@@ -13,36 +13,37 @@ from typing import Any
 from appo.utils.errors import PACKAGE, UsageError, text_of
 
 FORMER = ("algorithms", "envs", "utils")
-"""Subpackages of `appo` that were packages of their own: flags and saved runs may name them so."""
+"""Former top-level names of subpackages of `appo`, which flags and saved runs may contain."""
 
 LIBRARIES = (sys.prefix, sys.base_prefix, sys.exec_prefix)
-"""Folders of what is installed."""
+"""Folders of installed packages."""
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Import a module by its name; installed packages go before files of the working directory.
+    """Import a module by name; installed packages come before files of the working directory.
 
     Raises:
-        Exception: whatever importing raises.
+        Exception: any error of the import.
     """
     here = Path.cwd()
     if str(here) not in sys.path:
-        sys.path.append(str(here))  # last, so that a file in the user's directory shadows no installed package
+        sys.path.append(str(here))  # last, so a file in the user's directory hides no installed package
     return import_module(_present_name(here, name))
 
 
 def _present_name(here: Path, name: str) -> str:
-    """Return a module's name, `appo.` in front of a former name that the folder does not have."""
+    """Return a module's name, with `appo.` before a former name without a module in the folder."""
     top = name.partition(".")[0]
-    is_checkout = (here / top).resolve() == (PACKAGE / top).resolve()
-    return f"{PACKAGE.name}.{name}" if top in FORMER and (is_checkout or not _is_module(here / top)) else name
+    path = here / top
+    is_module = path.with_suffix(".py").is_file() or path.is_dir()
+    is_ours = not is_module or path.resolve() == (PACKAGE / top).resolve()
+    return f"{PACKAGE.name}.{name}" if top in FORMER and is_ours else name
 
 
 def keep_out_of(*folders: Path) -> None:
-    """Let nothing that lies below these folders be imported by this process from now on, whoever imports it.
+    """Refuse every later import of modules below these folders in this process.
 
-    Folders of runs lie below the working directory, from which modules are imported; what is in them may come from
-    elsewhere.
+    Folders of runs lie below the working directory, from which modules are imported, and may come from strangers.
     """
     finder = next((one for one in sys.meta_path if isinstance(one, _ClosedFolders)), None)
     if finder is None:
@@ -52,14 +53,14 @@ def keep_out_of(*folders: Path) -> None:
 
 
 class _ClosedFolders(MetaPathFinder):
-    """Refuses modules whose files lie below closed folders, links resolved; all others are for the next finder."""
+    """Refuses modules with files below closed folders, links resolved; the next finder finds other modules."""
 
     def __init__(self) -> None:
         self.folders: set[str] = set()
         self._suspects: dict[str, bool] = {}  # by entry of a search path
 
     def close(self, *folders: str) -> None:
-        """Close folders, by their real paths."""
+        """Close folders, given by real paths."""
         if not self.folders.issuperset(folders):
             self.folders.update(folders)
             self._suspects.clear()
@@ -70,11 +71,11 @@ class _ClosedFolders(MetaPathFinder):
         suspects = [place for place in places if self._is_suspect(place)]
         if not suspects or self._folder_of(PathFinder.find_spec(name, suspects)) is None:
             return
-        if (folder := self._folder_of(PathFinder.find_spec(name, path))) is not None:  # no other one comes first
+        if (folder := self._folder_of(PathFinder.find_spec(name, path))) is not None:  # no open folder comes first
             raise ImportError(f"module {name} lies below {folder}: code in a folder of runs is never imported")
 
     def _is_suspect(self, place: str) -> bool:
-        """Whether modules found there may lie in a closed folder: libraries are asked for too often to look twice."""
+        """Return whether modules of a place may lie in a closed folder; remembered, because imports are frequent."""
         if not place:
             place = os.getcwd()
         if place not in self._suspects:
@@ -84,7 +85,7 @@ class _ClosedFolders(MetaPathFinder):
         return self._suspects[place]
 
     def _folder_of(self, spec: ModuleSpec | None) -> str | None:
-        """The closed folder in which a module or a part of its package lies."""
+        """Return the closed folder that contains a module or a part of its package."""
         if spec is None:
             return None
         places = [spec.origin, *(spec.submodule_search_locations or ())]
@@ -96,18 +97,11 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or path.is_dir()
-
-
-# Functions of the user's that a flag names.
-
-
 def find_function(flag: str, name: str) -> Callable[..., Any]:
-    """The function that `--flag=package.module:function` names; the working directory is looked into too.
+    """Return the function that `--flag=package.module:function` names.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: the function does not exist.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:

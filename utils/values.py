@@ -1,6 +1,6 @@
-"""From text or JSON to the value of a flag, by its type; nothing is ever evaluated.
+"""Conversion of text or JSON to the value of a flag, by the flag's type, without evaluating code.
 
-What does not parse, is not among the choices or exceeds the limits is a one-line `UsageError` naming the flag.
+A `UsageError` of one line names the flag if a value does not parse, is no choice, or exceeds the limits.
 """
 
 import difflib
@@ -31,10 +31,10 @@ NOUNS: dict[Kind, str] = {
 
 
 def parse_text(flag: Flag, text: str) -> object:
-    """Convert the text of one flag to its value.
+    """Convert the text of a flag to the value.
 
     Raises:
-        UsageError: the text is not of the flag's type, not among its choices, or out of its limits.
+        UsageError: the text is not of the flag's type, no choice, or out of the limits.
     """
     if flag.optional and text.lower() == "none":
         return None
@@ -46,7 +46,7 @@ def parse_text(flag: Flag, text: str) -> object:
 
 
 def parse_words(flag: Flag, words: Sequence[str]) -> object:
-    """Convert the words that follow a tuple or dict flag to its value; see `parse_text`."""
+    """Convert the words after a tuple or dict flag to the value; see `parse_text`."""
     if flag.kind != "dict":
         return parse_text(flag, " ".join(words))
     merged: dict[str, object] = {}
@@ -56,10 +56,10 @@ def parse_words(flag: Flag, words: Sequence[str]) -> object:
 
 
 def from_plain(flag: Flag, value: object) -> object:
-    """Convert a value read from JSON, TOML or YAML; text is accepted wherever the command line accepts it.
+    """Convert a value from JSON, TOML or YAML, or a text as on the command line.
 
     Raises:
-        UsageError: as `parse_text`.
+        UsageError: see `parse_text`.
     """
     if value is None and flag.optional:
         return None
@@ -75,7 +75,7 @@ def from_plain(flag: Flag, value: object) -> object:
 
 
 def checked(flag: Flag, value: object) -> object:
-    """Return the value, a synonym replaced, if it is among the choices and within the limits; else `UsageError`."""
+    """Return a value, with synonyms replaced; `UsageError` for a value that is no choice or out of the limits."""
     if flag.choices:
         value = flag.synonyms.get(str(value), value)
         if value not in flag.choices:
@@ -96,19 +96,19 @@ def _check_limits(flag: Flag, value: object) -> None:
 
 
 ABSURD = 1e15
-"""A size from which on rewards, observations and losses are beyond reason: float32 soon cannot hold their squares."""
+"""Size of absurd rewards, observations and losses: soon, float32 cannot represent the squares."""
 
 
 def shown(value: object) -> str:
-    """Return a printable, one-line, bounded form of anything a user may have typed."""
+    """Return a printable, one-line, bounded form of a user's input."""
     text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def printable(text: str) -> str:
-    """Return text in which nothing but line ends could command a terminal; applied twice it changes nothing more.
+    """Return text that cannot command a terminal, except by line ends; a second call changes nothing.
 
-    Whatever else cannot be printed is written as Python spells it: escapes, marks that turn the direction of writing.
+    Other unprintable characters, such as escapes and marks of writing direction, become Python's escapes.
     """
     if text.isprintable():
         return text
@@ -117,25 +117,25 @@ def printable(text: str) -> str:
 
 
 MOST_LEVELS = 100
-"""Of values in values. Files of ours have a handful; what compares or prints deeper ones may run out of stack."""
+"""Deepest nesting of values. Our files have few levels; comparing or printing deep values may exhaust the stack."""
 
 
 def refuse_deep(value: object) -> None:
-    """Refuse a value of JSON that is nested deeper than `MOST_LEVELS` (ValueError)."""
+    """Refuse a value of JSON nested deeper than `MOST_LEVELS` (ValueError)."""
     level: list[object] = [value]
     for _ in range(MOST_LEVELS):
         holders = [one for one in level if isinstance(one, dict | list)]
         inner = [value for one in holders for value in (one.values() if isinstance(one, dict) else one)]
-        level = list({id(value): value for value in inner}.values())  # YAML can name one in many places
+        level = list({id(value): value for value in inner}.values())  # YAML can repeat a value
         if not level:
             return
     raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
-    """Return `; did you mean X or Y?` with the nearest known words, or nothing if none is near.
+    """Return `; did you mean X or Y?` with the nearest known words; "" if no word is near.
 
-    For values, of which there are few: the bar is low. Names of flags have a higher one, see `flag_hint`.
+    The threshold is low, for the few values of a flag; `flag_hint` has a higher threshold for names of flags.
     """
     spellings = {name.lower(): name for name in known if name != word}
     found = difflib.get_close_matches(word[:80].lower(), spellings, n=most, cutoff=0.6)
@@ -144,30 +144,29 @@ def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
 
 @cache
 def synonyms() -> Mapping[str, Mapping[str, str]]:
-    """Return framework -> name there -> name here, or why there is none: the table of `synonyms.toml`."""
+    """Return framework -> foreign name -> our name, or the reason for none: the table of `synonyms.toml`."""
     return tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text(encoding="utf-8"))
 
 
 Places = Callable[[str], Sequence[str]]
-"""Name of a flag -> commands or algorithms that have it."""
+"""Name of a flag -> commands or algorithms with the flag."""
 
 
 def nowhere(name: str) -> Sequence[str]:
-    """Return no place, whatever the name."""
+    """Return no place."""
     return ()
 
 
 def flag_hint(word: str, known: Iterable[str], places: Places = nowhere, dashes: str = "--") -> str:
-    """Return `; did you mean --x?` for a name that is no flag here, or why there is none; nothing if neither is known.
+    """Return `; did you mean --x?` for an unknown name of a flag, or the reason for no such flag; "" if unknown.
 
-    The names of other frameworks come first, then only slips of the fingers: a flag that is another word would train
-    something else.
+    Names of other frameworks come first, then only typing errors: a flag with another word would train otherwise.
 
     Args:
-        word: as typed, without the dashes before it.
-        known: names of flags that are possible here.
-        places: where flags are that are not possible here.
-        dashes: before a name, "" in files and in Python.
+        word: name as typed, without dashes in front.
+        known: names of the possible flags.
+        places: commands or algorithms with a flag, by the name of the flag.
+        dashes: text before a name, "" in files and in Python.
     """
     plain, names = word[:80].replace("-", "_").lower(), list(known)
     row = _synonym(plain)
@@ -194,13 +193,13 @@ def flag_hint(word: str, known: Iterable[str], places: Places = nowhere, dashes:
 
 
 def _synonym(word: str) -> str:
-    """Return the row of a name of another framework; "" if there is none."""
+    """Return the row of another framework's name; "" without a row."""
     rows = [(name, text) for table in synonyms().values() for name, text in table.items()]
     return next((text for name, text in rows if fnmatchcase(word, name)), "")
 
 
 def _is_slip(typed: str, name: str) -> bool:
-    """Say whether two names differ as slips of the fingers do: by a letter in up to two of their words, or a cut."""
+    """Return whether two names differ by a typing error: a letter in up to two words, or a missing end."""
     mine, yours = typed.split("_"), name.lower().split("_")
     if len(mine) != len(yours):
         return "".join(mine) == "".join(yours) or (len(name) > 5 and _edits(typed, name.lower()) == 1)
@@ -211,7 +210,7 @@ def _is_slip(typed: str, name: str) -> bool:
 
 
 def _edits(typed: str, word: str) -> int:
-    """Return 0 for the same word, 1 for one that a letter, its place or its number makes, 2 for another one."""
+    """Return 0 for equal words, 1 for a difference in a letter, the order of two letters or the plural, else 2."""
     if typed == word:
         return 0
     if typed.rstrip("s") == word.rstrip("s") or typed.removesuffix("y") == word.removesuffix("ies"):
@@ -228,7 +227,7 @@ def _edits(typed: str, word: str) -> int:
 
 
 def is_plain(value: object) -> bool:
-    """Say whether a value consists of what JSON can hold (a TOML date is not)."""
+    """Return whether JSON can represent a value (but not a TOML date)."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(element) for key, element in value.items())
     if isinstance(value, (list, tuple)):
@@ -239,7 +238,7 @@ def is_plain(value: object) -> bool:
 
 
 def json_text(value: object) -> str:
-    """Return JSON in one line; numbers that are not finite are null, as JSON has no word for them."""
+    """Return JSON in one line; numbers that are not finite become null, because JSON has no word for NaN."""
     return json.dumps(_with_nulls(value), allow_nan=False)
 
 
@@ -252,7 +251,7 @@ def _with_nulls(value: object) -> object:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether a value read from JSON is a number that can be computed with: finite, and of 64 bits."""
+    """Return whether a value from JSON is a usable number: finite, and of 64 bits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
@@ -280,7 +279,7 @@ def _finite(value: str | float) -> float:
 
 
 def parse_bool(text: str) -> bool:
-    """Return what a word like `True`, `no`, `1` says; ValueError for any other word."""
+    """Return the value of a word like `True`, `no`, `1`; ValueError for any other word."""
     word = text.strip().lower()
     if word not in TRUE_WORDS + FALSE_WORDS:
         raise ValueError(text)
@@ -301,7 +300,7 @@ def _parse_word(text: str) -> str:
 
 def _elements(text: str) -> list[str]:
     inner = text.strip()
-    if inner.startswith('["'):  # words that hold commas or spaces
+    if inner.startswith('["'):  # words with commas or spaces
         return [_str_element(element) for element in json.loads(inner)]
     if inner[:1] + inner[-1:] in ("[]", "()"):
         inner = inner[1:-1].strip()
@@ -311,22 +310,18 @@ def _elements(text: str) -> list[str]:
 
 def _parse_dict(text: str) -> dict[str, object]:
     if text.lstrip().startswith("{"):
-        return _json_object(text)
+        mapping: dict[str, object] = json.loads(text)
+        if not is_plain(mapping):
+            raise ValueError(text)
+        return mapping
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ValueError(text)
     return {key: parse_json_word(value)}
 
 
-def _json_object(text: str) -> dict[str, object]:
-    value = json.loads(text)
-    if not isinstance(value, dict) or not is_plain(value):
-        raise ValueError(text)
-    return value
-
-
 def parse_json_word(text: str) -> object:
-    """Return the JSON value a word spells (Python's True, False and None too), else the word itself."""
+    """Return the JSON value of a word (Python's True, False and None too), else the word itself."""
     try:
         value: object = json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except (ValueError, RecursionError):

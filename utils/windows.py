@@ -1,4 +1,4 @@
-"""The last of what was seen, to compute figures with: rates of counts, and values."""
+"""Figures over recent values: rates of counts, and means."""
 
 import math
 from collections import deque
@@ -16,13 +16,13 @@ class Window:
         self._points: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, count: float) -> None:
-        """Record the count so far at that time; times must not decrease."""
+        """Record the count so far at a time; times must not decrease."""
         self._points.append((now, count))
         while len(self._points) > 2 and self._points[1][0] <= now - self.seconds:
-            self._points.popleft()  # the oldest one kept is the last at or before the window's start
+            self._points.popleft()  # the oldest point is the last at or before the window's start
 
     def rate(self) -> float:
-        """Counts per second; nan until two pairs at different times are known."""
+        """Return counts per second; nan before two pairs at different times."""
         if len(self._points) < 2:
             return math.nan
         (start, first), (end, last) = self._points[0], self._points[-1]
@@ -36,12 +36,12 @@ class RateMeter:
         self._windows = [Window(seconds) for seconds in windows_seconds]
 
     def add(self, now: float, count: float) -> None:
-        """Record the count so far at that monotonic time."""
+        """Record the count so far at a monotonic time."""
         for window in self._windows:
             window.add(now, count)
 
     def rates(self) -> dict[float, float]:
-        """Counts per second by window length in seconds; nan where there is no rate yet."""
+        """Return counts per second by window length in seconds; nan before the first rate."""
         return {window.seconds: window.rate() for window in self._windows}
 
 
@@ -65,25 +65,25 @@ class RunningStatistic:
 
     @property
     def count(self) -> int:
-        """Values in the window."""
+        """Return the number of values in the window."""
         return min(self.total, len(self._values))
 
     def values(self) -> list[float]:
-        """The window, oldest first."""
+        """Return the values, oldest first."""
         start = self.total % len(self._values) if self.total > len(self._values) else 0
         return np.roll(self._values[: self.count], -start).tolist()  # type: ignore[no-any-return]
 
     @property
     def mean(self) -> float:
-        """Mean of the window; nan when it is empty."""
+        """Return the mean; nan without values."""
         return float(self._values[: self.count].mean()) if self.total else math.nan
 
     @property
     def min(self) -> float:
-        """Smallest value of the window; nan when it is empty."""
+        """Return the smallest value; nan without values."""
         return float(self._values[: self.count].min()) if self.total else math.nan
 
     @property
     def max(self) -> float:
-        """Largest value of the window; nan when it is empty."""
+        """Return the largest value; nan without values."""
         return float(self._values[: self.count].max()) if self.total else math.nan

@@ -25,8 +25,8 @@ from appo.algorithms.models.custom import custom_class, custom_core, custom_enco
 from appo.algorithms.models.encoders import DictEncoder, Encoder, share_images
 from appo.algorithms.models.flat_module import FlatModule
 from appo.envs.spec import EnvSpec, ObservationSpec
-from appo.utils import machine
 from appo.utils.errors import UsageError, text_of
+from appo.utils.system import machine
 
 Shape = tuple[int, ...]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from appo.utils import machine
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.flags import flag
+from appo.utils.system import machine
 
 if TYPE_CHECKING:
     from appo.envs.spec import ObservationSpec

@@ -17,7 +17,7 @@ from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
 from appo.envs.spec import EnvSpec, GroupEnv, StepRow
 from appo.utils.errors import UsageError
-from appo.utils.machine import choose_device
+from appo.utils.system.devices import choose_device
 
 Look = Callable[[bool], None]
 

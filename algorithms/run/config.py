@@ -27,7 +27,7 @@ from appo.utils.command_line import format_help, parse_command_line, print_and_e
 from appo.utils.errors import UsageError
 from appo.utils.files import read_mapping
 from appo.utils.flags import flattened
-from appo.utils.machine import choose_device
+from appo.utils.system.devices import choose_device
 from appo.utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
 

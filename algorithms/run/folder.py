@@ -21,7 +21,7 @@ from appo.utils.command_line import complain
 from appo.utils.directories import make_durable, sync_directory
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.lock import RunLock
-from appo.utils.logging import tail
+from appo.utils.log_files import tail
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
 from appo.utils.run_folder import (
     CHECKPOINT_FOLDERS,

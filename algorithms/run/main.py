@@ -63,17 +63,11 @@ from appo.envs.make import check_name
 from appo.envs.masks import masks_said
 from appo.envs.spec import EnvSpec
 from appo.utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
-from appo.utils.interrupts import SignalWatch
-from appo.utils.limits import raise_limit
 from appo.utils.logging import configure
-from appo.utils.machine import (
-    allocator_settings,
-    available_cores,
-    choose_device,
-    core_time,
-    limit_threads,
-    processor_name,
-)
+from appo.utils.system.devices import choose_device
+from appo.utils.system.limits import raise_limit
+from appo.utils.system.machine import allocator_settings, available_cores, core_time, limit_threads, processor_name
+from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.user_modules import find_function
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from appo.algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset,
 from appo.algorithms.run.config import LOCATION, Config
 from appo.algorithms.run.folder import saved_flags
 from appo.algorithms.run.summary import RunSummary, summary
-from appo.utils import machine
 from appo.utils.command_line import words_of, words_of_flag
 from appo.utils.errors import PACKAGE, StopNow
-from appo.utils.machine import choose_device
 from appo.utils.metrics import duration, short_number
 from appo.utils.run_folder import CURVE_FILE, PAGE_FILE, RunFolder, replace_own
+from appo.utils.system import machine
+from appo.utils.system.devices import choose_device
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)

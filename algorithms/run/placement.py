@@ -16,7 +16,7 @@ from appo.algorithms.runtime.messages import Address
 from appo.algorithms.runtime.roles import ACTOR, register
 from appo.algorithms.runtime.topology import Placement, Topology, check_slots, slots_per_group
 from appo.utils.errors import UsageError
-from appo.utils.machine import affinity_plan, allowed_cores
+from appo.utils.system.machine import affinity_plan, allowed_cores
 
 MAX_ENVS_PER_WORKER = 64
 SHARE_OF_LAG = 0.5

@@ -7,8 +7,8 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.placement import Sampling
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.topology import Topology
-from appo.utils import limits, machine
 from appo.utils.errors import ResourceError
+from appo.utils.system import limits, machine
 
 MEMORY_SHARE = 0.9
 # Main has the pipe of each process, its doorbell, and both ends by which its fork server says that it has ended.

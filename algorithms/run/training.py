@@ -29,10 +29,10 @@ from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.runner import Runner, Turns
 from appo.envs import given
 from appo.envs.make import is_factory
-from appo.utils import machine
 from appo.utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
 from appo.utils.flags import flattened
 from appo.utils.run_folder import RunFolder
+from appo.utils.system import machine
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.overview import Status
 from appo.algorithms.runtime.processes.pool import POLL_SECONDS, Workers
 from appo.utils.errors import DirectoryInUse, Interrupted, NotSaved, ResourceError, StopNow
-from appo.utils.interrupts import SignalWatch
+from appo.utils.system.signal_watch import SignalWatch
 
 log = logging.getLogger(__name__)
 

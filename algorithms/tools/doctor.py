@@ -33,11 +33,12 @@ from appo.envs.make import FAMILIES, check_name
 from appo.envs.masks import masks_said
 from appo.envs.spaces import NO_BOUND
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
-from appo.utils import limits, machine
 from appo.utils.command_line import complain, say
-from appo.utils.errors import AppoError, Interrupted, traceback_of
-from appo.utils.interrupts import SignalWatch
-from appo.utils.machine import choose_device, cuda_obstacle, has_gpu
+from appo.utils.errors import AppoError, Interrupted
+from appo.utils.system import limits, machine
+from appo.utils.system.devices import choose_device, cuda_obstacle, has_gpu
+from appo.utils.system.signal_watch import SignalWatch
+from appo.utils.tracebacks import traceback_of
 from appo.utils.values import shown
 
 REQUIRED = (

@@ -15,8 +15,8 @@ from appo.algorithms.playing.video import Recorder, VideoFile
 from appo.algorithms.runtime.callbacks import HookedEnvs, Hooks
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
-from appo.utils import machine
 from appo.utils.command_line import say
+from appo.utils.system import machine
 from appo.utils.values import json_text
 
 

@@ -27,10 +27,10 @@ from appo.algorithms.run.trust import ANSWERS
 from appo.algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
 from appo.envs.spaces import ActionForm
 from appo.envs.spec import MASK_KEY, EnvSpec
-from appo.utils import machine
 from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
+from appo.utils.system import machine
 from appo.utils.values import json_text, shown
 
 

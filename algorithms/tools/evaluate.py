@@ -29,13 +29,15 @@ from appo.algorithms.tools.flags import EvaluateConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
 from appo.envs.spec import EnvSpec, GroupEnv
-from appo.utils import checkpoint_files, machine
+from appo.utils import checkpoint_files
 from appo.utils.command_line import complain, say
-from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError, traceback_of
+from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from appo.utils.hashed_files import Content
 from appo.utils.metrics import MetricsLog
 from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
+from appo.utils.system import machine
 from appo.utils.tensorboard.writer import EventWriter
+from appo.utils.tracebacks import traceback_of
 from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}

@@ -18,8 +18,8 @@ from appo.envs.make import make_first, make_group
 from appo.envs.masks import random_action
 from appo.envs.precision import watched
 from appo.envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
-from appo.utils import limits
-from appo.utils.limits import held_bytes
+from appo.utils.system import limits
+from appo.utils.system.memory import held_bytes
 
 REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
 

@@ -23,8 +23,8 @@ from appo.algorithms.tools.flags import LaunchConfig
 from appo.utils.command_line import flag_text, own_command, say
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from appo.utils.flags import Flag
-from appo.utils.interrupts import SignalWatch
 from appo.utils.run_folder import RunFolder, append_to_own
+from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.values import flag_hint, shown
 
 POLL_SECONDS = 0.5

@@ -30,10 +30,11 @@ from appo.envs.conversion import ActionUnits
 from appo.envs.make import make_alone
 from appo.envs.spaces import NO_BOUND
 from appo.envs.spec import EnvSpec
-from appo.utils import checkpoint_files, machine
+from appo.utils import checkpoint_files
 from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
+from appo.utils.system import machine
 from appo.utils.values import shown
 
 WEIGHTS_FILE = "model.safetensors"

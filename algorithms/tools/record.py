@@ -25,10 +25,10 @@ from appo.algorithms.tools.flags import RecordConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
-from appo.utils import machine
 from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
+from appo.utils.system import machine
 from appo.utils.values import json_text, shown
 
 CHUNK_STEPS = 64  # of all environments, between two looks for whole episodes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appo.utils.interrupts import SAME_PRESS_SECONDS
+from appo.utils.system.interrupts import SAME_PRESS_SECONDS
 from tests.chaos.runs import TrainingRun, checkpoint_steps, kill
 
 GONE_SECONDS = 25.0

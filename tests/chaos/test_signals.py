@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appo.utils import checkpoint_files
-from appo.utils.interrupts import SAME_PRESS_SECONDS
+from appo.utils.system.interrupts import SAME_PRESS_SECONDS
 from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
 
 END_SECONDS = 25.0  # the promise is 5

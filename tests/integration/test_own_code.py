@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from appo import Training
-from appo.utils.errors import AppoError, EnvironmentFailure, UsageError, traceback_of
+from appo.utils.errors import AppoError, EnvironmentFailure, UsageError
+from appo.utils.tracebacks import traceback_of
 from tests.integration.elsewhere import completed
 from tests.integration.runs import ROOT, SMALL
 

@@ -8,7 +8,7 @@ import pytest
 
 from appo.algorithms.run import main
 from appo.algorithms.run.tuning import measure
-from appo.utils.machine import available_cores
+from appo.utils.system.machine import available_cores
 from tests.integration.runs import Run, record, train
 
 TWO_WORKERS_TWO_EPOCHS = {"inference": "central", "policy_workers_per_policy": 2, "ppo_epochs": 2}
@@ -99,7 +99,7 @@ def test_what_the_first_start_measured_serves_later_ones(
     if available_cores() == 1:
         pytest.skip("on one core nothing is measured")
     monkeypatch.setattr(measure, "BUDGET_SECONDS", 60.0)  # a busy machine must not change what is tested here
-    monkeypatch.setattr("appo.utils.machine.OtherPrograms.share", lambda programs: 0.0)
+    monkeypatch.setattr("appo.utils.system.usage.OtherPrograms.share", lambda programs: 0.0)
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):
         first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
@@ -116,7 +116,7 @@ def test_what_was_measured_on_a_busy_machine_is_said_and_serves_no_later_start(
     if available_cores() == 1:
         pytest.skip("on one core nothing is measured")
     monkeypatch.setattr(measure, "BUDGET_SECONDS", 60.0)
-    monkeypatch.setattr("appo.utils.machine.OtherPrograms.share", lambda programs: 0.4)
+    monkeypatch.setattr("appo.utils.system.usage.OtherPrograms.share", lambda programs: 0.4)
     monkeypatch.setattr(main, "LOOK_AGAIN_SECONDS", 0.0)
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from appo.algorithms.models.build import new_model
 from appo.algorithms.models.encoders import Encoder
 from appo.envs.toys.spaces import ACTIONS, OBSERVATIONS
-from appo.utils import machine
+from appo.utils.system import machine
 from tests.integration.runs import SerialRun, record
 
 ROLLOUT = 16

@@ -115,12 +115,6 @@ def test_folders_can_be_seen_at_once() -> None:
     assert max(folders.values()) <= 20
 
 
-def test_small_files_are_few() -> None:
-    """A file under 80 lines is a protocol, the entry of a process or a command; most others belong to a larger one."""
-    lengths = [len(path.read_text().splitlines()) for path in FILES if path.parent != ROOT]
-    assert sum(0 < lines < structure.SMALL_LINES for lines in lengths) <= 25
-
-
 def test_wall_clock_times_are_only_labels() -> None:
     """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}

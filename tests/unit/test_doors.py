@@ -117,8 +117,9 @@ DOORS: dict[str, tuple[set[str], str]] = {
     # Our own texts and pipes, and what the kernel says.
     "appo.utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
     "appo.utils.command_line": ({FILE}, PROC),
-    "appo.utils.limits": ({FILE, NAMES}, PROC),
-    "appo.utils.machine": ({FILE}, PROC),
+    "appo.utils.system.limits": ({NAMES}, PROC),
+    "appo.utils.system.memory": ({NAMES}, PROC),
+    "appo.utils.system.cgroups": ({FILE}, PROC),
     "appo.algorithms.population.lineage": ({JSON}, "a copy of what it has made"),
     "appo.algorithms.run.training": ({JSON}, "lines of a process of our own"),
     "appo.algorithms.runtime.monitor.terminal": ({FILE}, PROC),

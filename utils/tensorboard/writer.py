@@ -60,8 +60,8 @@ class EventWriter:
         self._queue: deque[_Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._closing = False
-        self._dropped = 0
-        self._written = 0
+        self._dropped = self._written = 0
+        self._file: EventFile | None = None
         self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
         self._thread.start()
 
@@ -144,35 +144,37 @@ class EventWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        file: EventFile | None = None
         pause = _RETRY_SECONDS
         while events := self._take():
             try:
-                failpoint("events.write")
-                if file is not None and not file.is_in_place():  # removed or renamed
-                    file.abandon()
-                    file = None
-                file = file or self._open()
-                for event in events:
-                    file.write(self._message(event))
-                file.flush()
-                self._written += len(events)
-                self._purge_step, pause = None, _RETRY_SECONDS
-                if self._most_bytes and file.size > self._most_bytes // 4:
-                    file.abandon()
-                    file = None  # a reader goes on in the next file
-                    EventFolder(self._directory, self._records).thin(self._most_bytes)
+                self._write(events)
+                pause = _RETRY_SECONDS
             except (OSError, ValueError):
+                self._abandon()
                 with self._changed:
                     self._dropped += len(events)
-                if file is not None:
-                    file.abandon()
-                file = None
-                with self._changed:
                     self._changed.wait_for(lambda: self._closing, timeout=pause)
                 pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
-        if file is not None:
-            file.abandon()
+        self._abandon()
+
+    def _write(self, events: list[_Event]) -> None:
+        failpoint("events.write")
+        if self._file is not None and not self._file.is_in_place():  # removed or renamed
+            self._abandon()
+        file = self._file = self._file or self._open()
+        for event in events:
+            file.write(self._message(event))
+        file.flush()
+        self._written += len(events)
+        self._purge_step = None
+        if self._most_bytes and file.size > self._most_bytes // 4:
+            self._abandon()  # a reader goes on in the next file
+            EventFolder(self._directory, self._records).thin(self._most_bytes)
+
+    def _abandon(self) -> None:
+        if self._file is not None:
+            self._file.abandon()
+        self._file = None
 
     def _take(self) -> list[_Event]:
         """Wait for events and return all of the queue; [] when closing."""

@@ -2,8 +2,8 @@
 
 import gc
 
-from appo.utils import limits
+from appo.utils.system.memory import release_unused
 
 gc.collect()
 gc.freeze()  # collections in the children do not touch it, so that its pages stay shared
-limits.release_unused()
+release_unused()

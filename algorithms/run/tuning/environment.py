@@ -21,7 +21,7 @@ from appo.envs.env_set import OnFailure
 from appo.envs.make import make_group
 from appo.envs.masks import random_action
 from appo.envs.spec import MASK_KEY, EnvSpec, GroupEnv
-from appo.utils.limits import held_bytes
+from appo.utils.system.memory import held_bytes
 
 STEPPING_SECONDS = 0.15  # per size of a group
 LARGER_GROUPS = (64, 16, 4)

@@ -26,9 +26,10 @@ from appo.algorithms.runtime.processes.process import failure_of, isolate
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.envs.make import alone, check_name, make_first, with_company, with_precision
 from appo.envs.spec import EnvSpec
-from appo.utils import machine
-from appo.utils.interrupts import SignalWatch
-from appo.utils.limits import held_bytes
+from appo.utils.system import machine
+from appo.utils.system.memory import held_bytes
+from appo.utils.system.signal_watch import SignalWatch
+from appo.utils.system.usage import OtherPrograms
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             found, begin = Measurement(Probe(spec, models, config), None, 0.0), time.monotonic()
             if not cores:
                 return found
-            deadline, others = begin + BUDGET_SECONDS, machine.OtherPrograms()
+            deadline, others = begin + BUDGET_SECONDS, OtherPrograms()
             training = _network_costs(network.answer_by(deadline))
             if training is None:
                 return found._replace(seconds=time.monotonic() - begin)

@@ -30,7 +30,7 @@ from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.make import make_first, with_company, with_precision
 from appo.envs.spec import MASK_KEY, EnvSpec
-from appo.utils import machine
+from appo.utils.system import machine
 
 ACTING_ROWS = (1, 4, 16, 64, 256)
 ACTING_STEPS = 3  # observations in a slot of a rollout of 2

@@ -28,9 +28,10 @@ from appo.algorithms.runtime.monitor.performance import Machine, Performance, Pr
 from appo.algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.utils.logging import recent_warnings
-from appo.utils.machine import Usage, core_time
 from appo.utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
 from appo.utils.run_folder import RunFolder
+from appo.utils.system.machine import core_time
+from appo.utils.system.usage import Usage
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.windows import RateMeter
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.monitor.performance import Performance
-from appo.utils import machine
 from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
+from appo.utils.system import usage
 
 MEMORY_SECONDS = 10.0  # between looks at the memory of all processes
 
@@ -73,7 +73,7 @@ class MemoryMeter:
         """Return the memory of all processes at the last look, which may be now (monotonic time)."""
         if now >= self._due:
             began = time.perf_counter()
-            self._main_and_all = machine.family_memory_bytes()
+            self._main_and_all = usage.family_memory_bytes()
             self._due = now + max(MEMORY_SECONDS, MEMORY_COST * (time.perf_counter() - began))
         return self._main_and_all and self._main_and_all[1]
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from appo.utils.errors import AppoError, DirectoryInUse
 from appo.utils.lock import RunLock
-from appo.utils.logging import FULL, shorten
+from appo.utils.log_files import FULL, shorten
 from appo.utils.run_folder import RunFolder, open_own, own_folder, replace_own
 from appo.utils.values import shown
 

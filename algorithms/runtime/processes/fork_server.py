@@ -20,9 +20,9 @@ from typing import Literal
 
 from appo.algorithms.runtime.messages import Message
 from appo.algorithms.runtime.processes.janitor import Janitor
-from appo.utils import machine
 from appo.utils.errors import PACKAGE, ResourceError, UsageError
-from appo.utils.interrupts import QUIET
+from appo.utils.system import machine
+from appo.utils.system.signal_watch import QUIET
 from appo.utils.values import shown
 
 Outbox = Callable[[Message], None]

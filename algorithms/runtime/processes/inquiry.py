@@ -23,7 +23,7 @@ from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
 from appo.algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import AppoError, EnvironmentFailure
-from appo.utils.interrupts import SignalWatch
+from appo.utils.system.signal_watch import SignalWatch
 
 CLOSING_SECONDS = 1.0  # that a process that has answered may take to close what it tried
 

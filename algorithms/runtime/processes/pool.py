@@ -12,7 +12,7 @@ from appo.algorithms.runtime.processes.stalls import StallWatch
 from appo.algorithms.runtime.processes.supervisor import Supervisor
 from appo.algorithms.runtime.roles import MAIN, ROLES
 from appo.algorithms.runtime.topology import Topology
-from appo.utils.interrupts import SignalWatch
+from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.timing import FRAMEWORK, clock
 
 log = logging.getLogger(__name__)

@@ -32,11 +32,16 @@ from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
 from appo.algorithms.runtime.processes.restarts import ending_of
 from appo.algorithms.runtime.processes.strays import MARK, mark_of
 from appo.algorithms.runtime.roles import Role
-from appo.utils import failpoints, logging, machine
-from appo.utils.errors import AppoError, format_error, lack_of, traceback_of
-from appo.utils.interrupts import QUIET
+from appo.utils import failpoints, logging
+from appo.utils.errors import AppoError, lack_of
+from appo.utils.log_files import tail
 from appo.utils.run_folder import append_to_own
+from appo.utils.system import machine
+from appo.utils.system.cgroups import KernelKills
+from appo.utils.system.signal_watch import QUIET
+from appo.utils.system.usage import Descendants
 from appo.utils.timing import ENV, PHASES, clock
+from appo.utils.tracebacks import format_error, traceback_of
 
 # The workers that share a process, and how messages pass between them.
 
@@ -102,7 +107,7 @@ class Timekeeper:
 
     def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
         self.process, self.role = process, role
-        self._children = machine.Descendants() if runs_environments else None
+        self._children = Descendants() if runs_environments else None
         self._children_before = 0.0
         self.begin()
 
@@ -222,7 +227,7 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
     return WorkerFailed(name, error.exit_code, str(error), traceback_of(error), error.lasting)
 
 
-kernel_kills = machine.KernelKills()
+kernel_kills = KernelKills()
 
 OF_SIGKILL = {
     True: ": out of memory (the kernel's count of such kills rose)",
@@ -244,7 +249,7 @@ def cause_of_death(name: str, exit_code: int | None) -> str:
 
 def crash_report(log_path: Path) -> str:
     """Return the Python stacks that a crash in C code left at the end of a log; empty if it left none."""
-    lines = logging.tail(log_path, REPORT_LINES)
+    lines = tail(log_path, REPORT_LINES)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
 
@@ -261,7 +266,7 @@ def stack_of(process: BaseProcess, log_path: Path) -> str:
         if grown > before and grown == size:
             break
         size = grown
-    return "\n".join(logging.tail(log_path, STACK_LINES)) + "\n"
+    return "\n".join(tail(log_path, STACK_LINES)) + "\n"
 
 
 def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "INFO") -> None:

@@ -3,8 +3,8 @@
 import logging
 import time
 
-from appo.utils import limits
-from appo.utils.limits import held_bytes
+from appo.utils.system import limits
+from appo.utils.system.memory import held_bytes
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from appo.algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, build_
 from appo.algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec, ObservationSpec
-from appo.utils import machine
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.flags import flags_of
+from appo.utils.system import machine
 from tests.unit.models import custom_encoders
 from tests.unit.models.cases import (
     GAUSSIAN,

@@ -8,8 +8,8 @@ from appo.algorithms.run.placement import plan_workers
 from appo.algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
 from appo.algorithms.runtime.memory.arena import Field
 from appo.algorithms.runtime.topology import Topology
-from appo.utils import limits, machine
 from appo.utils.errors import ResourceError, UsageError
+from appo.utils.system import limits, machine
 
 MIB = 1 << 20
 FIELDS = [

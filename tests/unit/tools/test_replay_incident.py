@@ -19,7 +19,8 @@ from appo.envs.env_set import OnFailure
 from appo.envs.incidents import Incident, IncidentFolder
 from appo.envs.make import make_group, make_single
 from appo.envs.python_loop import PythonLoop
-from appo.utils.errors import EnvironmentFailure, UsageError, traceback_of
+from appo.utils.errors import EnvironmentFailure, UsageError
+from appo.utils.tracebacks import traceback_of
 from tests.unit.envs.rollouts import collect, journal_memory
 
 DICE = "tests.unit.tools.test_replay_incident:Dice"

@@ -3,7 +3,7 @@ import resource
 
 import pytest
 
-from appo.utils.limits import MANY, limit, num_open, raise_limit
+from appo.utils.system.limits import MANY, limit, num_open, raise_limit
 
 NONE = resource.RLIM_INFINITY
 

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from appo.utils import machine as module
 from appo.utils.errors import UsageError
-from appo.utils.machine import choose_device
+from appo.utils.system import devices as module
+from appo.utils.system.devices import choose_device
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from appo.algorithms.cli import run_command
 from appo.utils.errors import Interrupted
-from appo.utils.interrupts import SAME_PRESS_SECONDS, SignalWatch
+from appo.utils.system.interrupts import SAME_PRESS_SECONDS
+from appo.utils.system.signal_watch import SignalWatch
 
 
 def interrupt() -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from appo.utils.limits import unchanged_files
+from appo.utils.system.memory import unchanged_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +35,7 @@ Swap:                  0 kB
 
 RELEASE = """
 import ctypes, mmap, sys
-from appo.utils.limits import release_unused
+from appo.utils.system.memory import release_unused
 
 PAGE, READ_ONLY = mmap.PAGESIZE, 1
 with open(sys.argv[1], "rb") as file:

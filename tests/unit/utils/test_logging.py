@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appo.utils.logging import shorten, tail
+from appo.utils.log_files import shorten, tail
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pytest
 
-from appo.utils import machine
+from appo.utils.system import cgroups, machine, usage
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,16 +41,16 @@ def write(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_what_others_take_is_what_they_leave_too_little_of(others, cores, core_time, share) -> None:
-    assert machine.taken_by_others(2.0, others, cores, core_time) == share
-    assert machine.taken_by_others(0.0, others, cores, core_time) == 0.0
+    assert usage.taken_by_others(2.0, others, cores, core_time) == share
+    assert usage.taken_by_others(0.0, others, cores, core_time) == 0.0
 
 
 def test_our_own_processes_are_no_other_programs() -> None:
     """A child that computes is ours. What others do meanwhile is not known, but it cannot be more than all there is."""
-    before = machine._spent()
+    before = usage._spent()
     child = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-c", child], check=True)
-    seconds, busy, own = (now - then for now, then in zip(machine._spent(), before, strict=True))
+    seconds, busy, own = (now - then for now, then in zip(usage._spent(), before, strict=True))
     assert own >= 0.28  # the kernel counts in hundredths
     assert busy >= own - 0.05
     assert busy <= (seconds + 0.05) * len(machine.allowed_cores())
@@ -61,7 +61,7 @@ def test_our_own_processes_are_no_other_programs() -> None:
     [("max 100000\n", None), ("200000 100000\n", 2.0), ("150000 100000", 1.5), ("", None), ("5", None), ("a b", None)],
 )
 def test_cpu_max(text, cores):
-    assert machine.parse_cpu_max(text) == cores
+    assert cgroups.parse_cpu_max(text) == cores
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_cpu_max(text, cores):
     [("-1\n", "100000\n", None), ("50000\n", "100000\n", 0.5), ("", "", None), ("1", "0", None)],
 )
 def test_cfs_quota(quota, period, cores):
-    assert machine.parse_cfs(quota, period) == cores
+    assert cgroups.parse_cfs(quota, period) == cores
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_cfs_quota(quota, period, cores):
     [("max\n", None), ("1073741824\n", 1 << 30), ("9223372036854771712\n", None), ("0", 0), ("-1", None), ("", None)],
 )
 def test_memory_limit(text, size):
-    assert machine.parse_memory_limit(text) == size
+    assert cgroups.parse_memory_limit(text) == size
 
 
 def test_meminfo_and_memory_stat():
     meminfo = "MemTotal:       24602620 kB\nMemFree:        1 kB\nMemAvailable:   2048 kB\n"
-    assert machine.parse_available(meminfo) == 2048 * 1024
-    assert machine.parse_available("MemTotal: 5 kB\nMemAvailable: many kB") is None
-    assert machine.parse_stat("anon 5\ninactive_file 4096\n", "inactive_file") == 4096
-    assert machine.parse_stat("anon 5\n", "inactive_file") == 0
+    assert cgroups.number_of(meminfo, "MemAvailable:") == 2048
+    assert cgroups.number_of("MemTotal: 5 kB\nMemAvailable: many kB", "MemAvailable:") is None
+    assert cgroups.number_of("anon 5\ninactive_file 4096\n", "inactive_file") == 4096
+    assert cgroups.number_of("anon 5\n", "inactive_file") is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_instructions_for_bf16(text, expected):
 
 def test_proc_self_cgroup():
     text = "12:cpu,cpuacct:/docker/ab:c\n3:memory:/m\n1:name=systemd:/x\n0::/user.slice\nnonsense\n"
-    assert machine.parse_cgroups(text) == {
+    assert cgroups.parse_cgroups(text) == {
         "cpu": PurePosixPath("/docker/ab:c"),
         "cpuacct": PurePosixPath("/docker/ab:c"),
         "memory": PurePosixPath("/m"),
@@ -119,9 +119,9 @@ def test_version_2_quota_is_the_smallest_up_to_the_top(tmp_path):
         tmp_path / "cgroup",
         {"user.slice/job/cpu.max": "800000 100000\n", "user.slice/cpu.max": "300000 100000\n"},
     )
-    assert machine.cpu_quota(groups, proc) == 3.0
+    assert cgroups.cpu_quota(groups, proc) == 3.0
     write(groups, {"user.slice/cpu.max": "max 100000\n"})
-    assert machine.cpu_quota(groups, proc) == 8.0
+    assert cgroups.cpu_quota(groups, proc) == 8.0
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/not-visible-here", "/../.."])
@@ -133,12 +133,12 @@ def test_a_container_sees_its_own_group_at_the_top(tmp_path, path, version, moun
     )
     proc = write(tmp_path / "proc", {"self/cgroup": line})
     groups = write(tmp_path / "cgroup", {f"{mount}/{name}": text for name, text in files.items()})
-    assert machine.cpu_quota(groups, proc) == 1.5
+    assert cgroups.cpu_quota(groups, proc) == 1.5
 
 
 def test_without_cgroups_there_is_no_limit(tmp_path):
-    assert machine.cpu_quota(tmp_path, tmp_path) is None
-    assert machine.cgroup_free_bytes(tmp_path, tmp_path) is None
+    assert cgroups.cpu_quota(tmp_path, tmp_path) is None
+    assert cgroups.cgroup_free_bytes(tmp_path, tmp_path) is None
 
 
 def test_page_cache_counts_as_free_memory(tmp_path):
@@ -154,23 +154,23 @@ def test_page_cache_counts_as_free_memory(tmp_path):
             "memory/m/memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
         },
     )
-    assert machine.cgroup_free_bytes(groups, proc) == 300
+    assert cgroups.cgroup_free_bytes(groups, proc) == 300
     write(groups, {"job/memory.max": "max\n"})
-    assert machine.cgroup_free_bytes(groups, proc) == 400 - 100
+    assert cgroups.cgroup_free_bytes(groups, proc) == 400 - 100
     write(groups, {"memory/m/memory.usage_in_bytes": "9000\n"})
-    assert machine.cgroup_free_bytes(groups, proc) == 0
+    assert cgroups.cgroup_free_bytes(groups, proc) == 0
 
 
 def test_the_smallest_limit_of_processes_counts(tmp_path):
     proc = write(tmp_path / "proc", {"self/cgroup": "0::/job/step\n9:pids:/m\n"})
     files = {"job/pids.max": "40\n", "job/pids.current": "30\n", "job/step/pids.max": "max\n"}
     groups = write(tmp_path / "cgroup", files | {"pids/m/pids.max": "100\n", "pids/m/pids.current": "98\n"})
-    assert machine.cgroup_free_pids(groups, proc) == 2
+    assert cgroups.cgroup_free_pids(groups, proc) == 2
     write(groups, {"pids/m/pids.max": "max\n"})
-    assert machine.cgroup_free_pids(groups, proc) == 10
+    assert cgroups.cgroup_free_pids(groups, proc) == 10
     write(groups, {"job/pids.max": "5\n"})
-    assert machine.cgroup_free_pids(groups, proc) == 0
-    assert machine.cgroup_free_pids(tmp_path, tmp_path) is None
+    assert cgroups.cgroup_free_pids(groups, proc) == 0
+    assert cgroups.cgroup_free_pids(tmp_path, tmp_path) is None
 
 
 GAME = """
@@ -206,12 +206,12 @@ def family() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_cpu_time_of_what_a_process_has_started() -> None:
-    found = machine.Descendants()
+    found = usage.Descendants()
     before = found.cpu_seconds()
     with family() as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        for _ in range(machine.Descendants.SCAN_CALLS):
+        for _ in range(usage.Descendants.SCAN_CALLS):
             seen = found.cpu_seconds() - before
         assert seen > 0.45  # but for what clocks of the kernel round
         parent.stdin.write("\n")
@@ -245,7 +245,7 @@ def test_a_quota_cuts_the_cores(monkeypatch, quota, expected):
 )
 def test_the_processor_has_a_name(monkeypatch, tmp_path, text, name):
     (tmp_path / "cpuinfo").write_text(text)
-    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     assert machine.processor_name() == name
 
 
@@ -279,7 +279,7 @@ def test_every_core_is_used_and_none_twice_while_there_are_enough():
 def test_threads_are_limited_for_libraries_loaded_before_and_after_and_for_children():
     script = """
 import os, numpy
-from appo.utils import machine
+from appo.utils.system import machine
 assert machine.threads() == 1
 machine.limit_threads(3)
 assert machine.threads() == 3
@@ -296,7 +296,7 @@ print(subprocess.run(child, capture_output=True, text=True).stdout.strip(), "tor
 def test_niceness_is_relative_to_the_parent_and_pinning_keeps_to_what_is_allowed():
     script = """
 import os, subprocess
-from appo.utils import machine
+from appo.utils.system import machine
 before = os.nice(0)
 print(machine.set_niceness(3) == min(19, before + 3) == os.getpriority(os.PRIO_PROCESS, 0))
 os.setpgid(0, 0)
@@ -314,7 +314,7 @@ print(machine.allowed_cores() == (core,))
 def test_allocator_keeps_freed_memory_in_the_process():
     script = """
 import os, resource
-from appo.utils import machine
+from appo.utils.system import machine
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
@@ -332,9 +332,9 @@ print(applied, returned, faults(), os.environ["THP_MEM_ALLOC_ENABLE"])
 
 
 def test_memory_of_a_family_is_that_of_all_in_it() -> None:
-    alone = machine.family_memory_bytes()
+    alone = usage.family_memory_bytes()
     with family() as parent:
-        together = machine.family_memory_bytes()
+        together = usage.family_memory_bytes()
         size = psutil.Process(parent.pid).memory_full_info().pss
     assert alone is not None
     assert together is not None
@@ -348,7 +348,7 @@ def test_memory_that_the_kernel_does_not_tell_is_not_known(monkeypatch: pytest.M
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
-    assert machine.family_memory_bytes() is None
+    assert usage.family_memory_bytes() is None
 
 
 # --- kills for want of memory
@@ -383,7 +383,7 @@ def test_the_kernel_is_asked_whether_it_has_killed(
             write(tmp_path, {f"cgroup/{file}": f"oom 9\nunder_oom 0\noom_kill {group}\noom_group_kill 0\n"})
 
     show(7, None if changes.get("vmstat", 0) is None else 3)
-    kills = machine.KernelKills(tmp_path / "cgroup", tmp_path / "proc")
+    kills = cgroups.KernelKills(tmp_path / "cgroup", tmp_path / "proc")
     rises = {name: rise or 0 for name, rise in changes.items()}
     if rises:
         show(7 + rises.get("group", 0), None if changes.get("vmstat", 0) is None else 3 + rises.get("vmstat", 0))

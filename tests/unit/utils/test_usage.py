@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from appo.utils import machine
-from appo.utils.machine import Nvml, Usage
+from appo.utils.system import usage as module
+from appo.utils.system.usage import Nvml, Usage
 
 
 class Library:
@@ -53,7 +53,7 @@ def test_gpus_are_told_apart() -> None:
 
 
 def test_cpu_time_is_known_from_the_second_look_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_gpu", lambda: False)
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
     usage = Usage()
     assert usage.read().keys() == {"machine_memory_percent"}
     assert usage.read().keys() == {"machine_memory_percent", "machine_cpu_percent"}
@@ -73,10 +73,10 @@ def test_a_library_that_fails_says_nothing(failing: str) -> None:
 
 
 def test_without_the_library_there_is_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
     monkeypatch.setattr(Nvml, "NAMES", ("libno-such-library.so",))
     assert Nvml.find() is None
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Library("nvmlInit_v2"))
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: Library("nvmlInit_v2"))
     assert Nvml.find() is None
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: Library())
     assert isinstance(Nvml.find(), Nvml)

@@ -25,9 +25,9 @@ from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.envs.make import make_group, make_single
 from appo.envs.spec import ActionPart, ActionSpec, GroupEnv
-from appo.utils import machine
 from appo.utils.errors import UsageError
-from appo.utils.limits import held_bytes
+from appo.utils.system import machine
+from appo.utils.system.memory import held_bytes
 from tests.states import adam_layout
 from tests.unit.run import own_kinds
 from tests.unit.runtime.worlds import SPEC
@@ -54,7 +54,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What other programs take of the cores; nothing, unless a test puts another number there."""
     share = [0.0]
-    monkeypatch.setattr("appo.utils.machine.OtherPrograms.share", lambda programs: share[0])
+    monkeypatch.setattr("appo.utils.system.usage.OtherPrograms.share", lambda programs: share[0])
     return share
 
 

@@ -152,7 +152,7 @@ def test_what_actors_collect_has_a_rate_whoever_trains_on_it(watched: Watched) -
 def test_records_have_the_memory_of_main_and_of_all_processes(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("appo.utils.machine.family_memory_bytes", lambda: (40 << 20, 96 << 20))
+    monkeypatch.setattr("appo.utils.system.usage.family_memory_bytes", lambda: (40 << 20, 96 << 20))
     monkeypatch.setattr("appo.algorithms.runtime.monitor.monitor.memory", MemoryMeter())
     monitor = watched.monitor(tensorboard=True)
     monitor.close()

@@ -22,7 +22,7 @@ from appo.algorithms.runtime.processes.inquiry import Inquiry, _failure
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import PACKAGE, EnvironmentFailure, UsageError
-from appo.utils.interrupts import SignalWatch
+from appo.utils.system.signal_watch import SignalWatch
 
 
 def test_a_fork_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from appo.algorithms.runtime.processes import pool
 from appo.algorithms.runtime.processes.pool import Processes
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import ResourceError
-from appo.utils.interrupts import SignalWatch
+from appo.utils.system.signal_watch import SignalWatch
 
 TOPOLOGY = Topology(
     placement="central",
