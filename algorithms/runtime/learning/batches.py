@@ -1,6 +1,6 @@
-"""Batches are filled from slots: columns are copied out of the slots that hold them, and the slots go back at once.
+"""Batches of trajectories, and the interface of their sources.
 
-A batch is `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
+A batch contains `columns` trajectories of the rollout length; the columns of one slot may go to two batches.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady, Wake
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of trajectories: B columns, time-major. The fields are those of `Trajectories`, see there."""
+    """A batch of trajectories: B columns, time-major, with fields of `Trajectories`."""
 
     obs: dict[str, Tensor]  # [T+1, B, *]
     first: Tensor  # [T+1, B]
@@ -33,7 +33,7 @@ class Batch:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Make a batch of tensors by the names of `named`."""
+        """Make a batch of tensors, named as in `named`."""
         grouped: dict[str, Any] = {"obs": {}, "recorded": {}}
         for name, tensor in tensors.items():
             group, dot, key = name.partition(".")
@@ -45,15 +45,15 @@ class Batch:
 
     @classmethod
     def of_slot(cls, trajectories: Trajectories, slot: int) -> Self:
-        """Return all columns of a slot, in the memory of the slot; valid are the steps of every policy."""
+        """Return all columns of a slot, in the memory of the slot; `valid` includes the steps of every policy."""
         return cls.of({name: torch.from_numpy(array[slot]) for name, array in named_fields(trajectories).items()})
 
     def named(self) -> dict[str, Tensor]:
-        """Return all tensors by their names: those of the fields, obs.KEY, and recorded.NAME."""
+        """Return all tensors by name: names of fields, obs.KEY, and recorded.NAME."""
         return named_fields(self)
 
     def signals(self) -> dict[str, Any]:
-        """Return the inputs of estimates of returns (`ops.returns`), by the names of their arguments."""
+        """Return the arguments of estimates of returns (`ops.returns`) by name."""
         final_value = self.recorded["final_value"] if len(self.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
         return {"final_value": final_value, **{name: getattr(self, name) for name in names}}
@@ -65,11 +65,11 @@ class Batch:
         return self.map(lambda tensor: tensor.index_select(1, index))
 
     def copy(self) -> Self:
-        """Copy the batch to memory of its own: that of a `BatchSource` is overwritten by the next batch."""
+        """Return a copy in new memory; a `BatchSource` overwrites its batch with the next."""
         return self.map(lambda tensor: tensor.clone())
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors, in an order of their own."""
+        """Return all tensors, in a fixed order."""
         return list(self.named().values())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -78,7 +78,7 @@ class Batch:
 
 
 def named_fields(source: Batch | Trajectories) -> dict[str, Any]:
-    """Return the fields of a batch, or of trajectories as far as batches have them, one by one by their names."""
+    """Return the fields of a batch, or the same fields of trajectories, by name."""
     named: dict[str, Any] = {}
     for field in fields(Batch):
         value = getattr(source, field.name)
@@ -90,14 +90,14 @@ def named_fields(source: Batch | Trajectories) -> dict[str, Any]:
 
 
 IS_READ = "is_read"
-"""Among what is recorded of a batch, [T, B] bool: steps of datasets. Only batches that mix them with others have it."""
+"""Name in `Batch.recorded` of the mask [T, B] of steps from datasets, in batches mixed from datasets and actors."""
 
 Feedback = Mapping[str, Any]
-"""What a learner tells the source of a batch after a step, such as priorities."""
+"""Values from a learner to the source of a batch after a step, such as priorities."""
 
 
 class BatchCounts(NamedTuple):
-    """Counts of the trajectories handed over so far, by their fate; steps are valid ones of the policy that trains."""
+    """Counts of the trajectories handed over so far, by their fate; steps are valid steps of the policy in training."""
 
     trajectories: int  # slots received
     released: int  # slots given back
@@ -107,13 +107,13 @@ class BatchCounts(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """Steps that have entered training for the first time; those of a replay enter once, however often they are used.
+    """Steps that entered training for the first time; steps of a replay enter once, however often used.
 
     Attributes:
         samples: valid steps.
-        env_steps: frames behind them.
-        whole: whether the batch taken ends with this; nothing counts of one that goes on.
-        earlier: valid steps in the parts of the batch that were taken before.
+        env_steps: frames of the steps.
+        whole: whether the batch taken is complete; a partial batch does not count yet.
+        earlier: valid steps in parts of the batch taken before.
     """
 
     samples: int = 0

@@ -214,11 +214,11 @@ class GradientSource(BatchSource):
 
     @property
     def waiting(self) -> int:
-        """Return how many gradients wait to be applied."""
+        """Return the number of gradients waiting to be applied."""
         return int(self.ring.waiting().sum())
 
     def counts(self) -> BatchCounts:
-        """Return the counts of the trajectories by their fate, as the arena has them."""
+        """Return the counts of the trajectories by their fate, as stored in the arena."""
         t = self.trajectories
         is_held = (t.owner >> self.policy & 1 > 0) & (t.released[:, self.policy] < t.sequence)
         held, seen = int(is_held.sum()), int(t.sequence.sum()) - self._released_before
@@ -227,7 +227,7 @@ class GradientSource(BatchSource):
         return BatchCounts(seen, seen - held, discarded, in_flight, held)
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
-        """Drop gradients too old for weights of this version, and say that there is room."""
+        """Drop gradients too old for weights of this version, and wake workers with a free entry."""
         self._version = version
         for actor, waiting in enumerate(self.ring.waiting().tolist()):
             old = 0
@@ -246,14 +246,14 @@ class GradientSource(BatchSource):
         return self.ring.apply(self._actor)
 
     def entered(self) -> Entered:
-        """Return the steps applied since the last call; at first, those that a predecessor has applied and not told."""
+        """Return the steps applied since the last call, at first including unreported steps of a predecessor."""
         totals = self.ring.applied_totals()
         entered = Entered(totals[0] - self._told[0], totals[1] - self._told[1])
         self._told = totals
         return entered
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
-        """Wake the worker whose gradient was applied: there is room for another one."""
+        """Wake the worker whose gradient was applied, because an entry is free."""
         yield self._wake(self._actor)
 
     def _is_old(self, actor: int) -> bool:
