@@ -116,6 +116,15 @@ def test_folders_can_be_seen_at_once() -> None:
     assert max(folders.values()) <= 20
 
 
+def test_headings_in_the_middle_of_a_file_are_those_of_messages_by_receiver() -> None:
+    found = structure.second_headings()
+    assert [line for line in found if not line.startswith("algorithms/runtime/messages.py")] == []
+
+
+def test_no_algorithm_imports_another() -> None:
+    assert structure.between_algorithms(structure.graph()) == []
+
+
 def test_wall_clock_times_are_only_labels() -> None:
     """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
     used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}

@@ -143,7 +143,8 @@ def test_a_package_that_is_broken_in_whatever_way_has_nothing_to_suggest() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [(name, family) for family in FAMILIES for name in family.examples], ids=str
+    ("name", "family"),
+    [pytest.param(name, family, id=name) for family in FAMILIES for name in family.examples],
 )
 def test_a_missing_optional_package_is_named(name: str, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "find_spec", lambda module: None)
