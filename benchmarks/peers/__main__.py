@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.cli import run_command
-from benchmarks import runs
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
-from benchmarks.runs import Observed, Timing
-from benchmarks.workloads import WORKLOADS
+from benchmarks.shared import runs
+from benchmarks.shared.runs import Observed, Timing
+from benchmarks.shared.workloads import WORKLOADS
 
 OURS = "appo"
 KEPT_BYTES = 2**33  # nothing is that large, so nothing is given back

@@ -10,8 +10,8 @@ import pytest
 from appo.algorithms.run import main
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from benchmarks import gpu_check
-from benchmarks.twin import BufferedBlueprint, TwinRun
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check.twin import BufferedBlueprint, TwinRun
 from tests.integration import runs
 from tests.integration.runs import record
 from tests.integration.test_reproduction import COMMON, ENVS, MODELS, TOLERANCE

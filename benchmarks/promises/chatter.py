@@ -1,0 +1,148 @@
+"""A run whose environments print a megabyte a second and invent a statistic per episode: nothing of it may grow.
+
+    python -m benchmarks.promises.chatter [--minutes=10] [--json=FILE] [flags of appo train]
+
+Looked at twice a second: the largest log, what main's own memory has grown by since it has settled, and what the files
+of metrics.jsonl and TensorBoard take.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from appo.algorithms.cli import run_command
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
+from benchmarks.shared import measuring, process_tree, promises
+from benchmarks.shared.measuring import ROOT
+from benchmarks.shared.promises import Figure
+from benchmarks.shared.runs import RunError
+from tests.chaos.killer import MARKER, kill, processes_of
+
+MIB = 1 << 20
+LOOK_SECONDS = 0.5
+SETTLE_SECONDS = 5.0  # in which main loads what it needs
+END_SECONDS = 30.0
+MOST_MIB_MORE = 20.0  # of main
+MOST_TENSORBOARD_MIB = 20.0
+FLAGS = (
+    "--env=tests.chaos.hostile_env:Chatterbox",
+    "--inference=local",
+    "--num_workers=2",
+    "--num_envs_per_worker=1",
+    "--auto_tune=False",
+    "--rollout=16",
+    "--batch_size=64",
+    "--experiment_summaries_interval=1",
+    "--seed=1",
+    "--no_plot",
+)
+
+
+class Look(NamedTuple):
+    """A run at one time, in MiB."""
+
+    largest_log: float
+    main: float
+    metrics: float
+    tensorboard: float
+
+
+def look(main: int, run: RunFolder) -> Look:
+    """A run now."""
+    return Look(
+        max((size_of(path) for path in run.logs.glob("*.log")), default=0.0),
+        process_tree.anonymous_bytes(main) / MIB,
+        size_of(run.metrics),
+        sum(size_of(path) for path in run.summaries(0).glob("*")),
+    )
+
+
+def size_of(path: Path) -> float:
+    """MiB of a file; 0 of one that is just being replaced."""
+    try:
+        return path.stat().st_size / MIB
+    except FileNotFoundError:
+        return 0.0
+
+
+def watch(seconds: float, words: Sequence[str], log_mib: int, metrics_mib: int) -> tuple[list[Look], str]:
+    """Return what is seen of a run that lasts that long, and what it says on stderr.
+
+    Raises:
+        RunError: it ended by itself, or not well.
+    """
+    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+        output = Path(folder, "output.log")
+        command = [sys.executable, str(ROOT / "train_appo.py"), *FLAGS]
+        command += [f"--max_log_mb={log_mib}", f"--max_metrics_mb={metrics_mib}", *words]
+        command += [f"--train_dir={folder}", "--experiment=run", "--train_for_env_steps=1000000000000"]
+        with output.open("wb") as log:
+            main = subprocess.Popen(
+                command, env=os.environ | {MARKER: folder}, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
+            )  # fmt: skip
+        try:
+            looks = _looks(main, RunFolder(Path(folder, "run")), seconds, output)
+            main.send_signal(signal.SIGINT)
+            if main.wait(END_SECONDS) != 130:
+                raise RunError(f"it ended with exit code {main.returncode}", output.read_text(errors="replace"))
+        finally:
+            for pid in processes_of(folder):
+                kill(pid)
+            main.wait(END_SECONDS)
+        return looks, output.read_text(errors="replace")
+
+
+def _looks(main: "subprocess.Popen[bytes]", run: RunFolder, seconds: float, output: Path) -> list[Look]:
+    looks: list[Look] = []
+    begin: float | None = None
+    while begin is None or time.monotonic() - begin < SETTLE_SECONDS + seconds:
+        time.sleep(LOOK_SECONDS)
+        if main.poll() is not None:
+            raise RunError("it ended by itself", output.read_text(errors="replace"))
+        if begin is None and any(record["samples"] for record in read_metrics(run.metrics, ("samples",))):
+            begin = time.monotonic()
+        if begin is not None and time.monotonic() - begin >= SETTLE_SECONDS:
+            looks.append(look(main.pid, run))
+    return looks
+
+
+def figures(looks: Sequence[Look], log_mib: int, metrics_mib: int) -> list[Figure]:
+    """The most that was seen of each."""
+    return [
+        Figure("largest log", max(one.largest_log for one in looks), log_mib, "MiB"),
+        Figure("main has grown by", max(one.main for one in looks) - looks[0].main, MOST_MIB_MORE, "MiB"),
+        Figure("metrics.jsonl", max(one.metrics for one in looks), metrics_mib * 1.01, "MiB"),
+        Figure("TensorBoard", max(one.tensorboard for one in looks), MOST_TENSORBOARD_MIB, "MiB"),
+    ]
+
+
+def main() -> int:
+    """Watch, print and keep."""
+    parser = argparse.ArgumentParser(description="A run that prints and invents names without end.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="from when it has settled on (default 10)")
+    parser.add_argument("--max_log_mb", type=int, default=64, help="as of appo train")
+    parser.add_argument("--max_metrics_mb", type=int, default=64, help="as of appo train")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    arguments, words = parser.parse_known_args()
+    bounds = arguments.max_log_mb, arguments.max_metrics_mb
+    looks, said = watch(60 * arguments.minutes, words, *bounds)
+    print(said, end="", file=sys.stderr)
+    result = promises.result_of(figures(looks, *bounds), minutes=arguments.minutes, last=looks[-1]._asdict())
+    results = {" ".join(["chatter", *words]): result}
+    measuring.save(arguments.json, "chatter", results)
+    return promises.show(results)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,166 @@
+"""A long run whose memory, open files and threads must not grow.
+
+    python -m benchmarks.promises.soak [--minutes=30] [--warm_up=0.2] [--json=FILE] [flags of appo train]
+
+All processes of a run are looked at every few seconds: memory of their own, open files and threads. Memory of their own
+is what is in no file and not shared on purpose; a share of other pages grows whenever somebody else who has them ends.
+After a warm-up,
+in which windows fill and allocators settle, the slope of the line that fits best says how much each process grows.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from appo.algorithms.cli import run_command
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.utils.metrics import read_metrics
+from benchmarks.shared import measuring, process_tree, promises
+from benchmarks.shared.measuring import ROOT
+from benchmarks.shared.promises import Figure
+from benchmarks.shared.runs import RunError
+from tests.chaos.killer import MARKER, kill, processes_of
+
+LOOK_SECONDS, LOOKS = 5.0, 60  # at most between two looks, at least of them in a run
+MOST_MIB_PER_HOUR = 10.0  # of each process
+MOST_MORE = 0.5  # open files and threads that may be added, by the line, within the run
+END_SECONDS = 20.0
+FLAGS = ("--env=CartPole-v1", "--inference=central", "--seed=1", "--save_every_sec=15")
+
+
+class Look(NamedTuple):
+    """One process at one time."""
+
+    seconds: float
+    anon_mib: float
+    open_files: int
+    threads: int
+
+
+def look(root: int, seconds: float) -> dict[str, Look]:
+    """All processes of a run, by role and process id."""
+    found = {}
+    for process in process_tree.processes(root):
+        role = "main" if process.pid == root else process.role
+        try:
+            open_files, threads = (len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("fd", "task"))
+        except OSError:  # it has just ended
+            continue
+        found[f"{role} {process.pid}"] = Look(
+            seconds, process_tree.anonymous_bytes(process.pid) / 2**20, open_files, threads
+        )
+    return found
+
+
+def watch(minutes: float, words: Sequence[str]) -> dict[str, list[Look]]:
+    """Return what is seen of every process of a run that lasts that long.
+
+    Raises:
+        RunError: it ended by itself, or not well.
+    """
+    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+        log_path = Path(folder, "output.log")
+        command = [sys.executable, str(ROOT / "train_appo.py"), *FLAGS, *words]
+        command += [f"--train_dir={folder}", "--experiment=run", f"--train_for_seconds={60 * minutes + 600}"]
+        with log_path.open("wb") as log:
+            main = subprocess.Popen(
+                command, env=os.environ | {MARKER: folder}, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
+            )  # fmt: skip
+        try:
+            seen = _watch(main, Path(folder, "run", "metrics.jsonl"), 60 * minutes, log_path)
+            main.send_signal(signal.SIGINT)
+            if main.wait(END_SECONDS) != 130:
+                raise _failure(f"it ended with exit code {main.returncode}", log_path)
+        finally:
+            for pid in processes_of(folder):
+                kill(pid)
+            main.wait(END_SECONDS)
+    return seen
+
+
+def _watch(main: "subprocess.Popen[bytes]", metrics: Path, length: float, log_path: Path) -> dict[str, list[Look]]:
+    seen: dict[str, list[Look]] = {}
+    begin: float | None = None
+    pause = min(LOOK_SECONDS, length / LOOKS)
+    while begin is None or time.monotonic() - begin < length:
+        time.sleep(pause)
+        if main.poll() is not None:
+            raise _failure("it ended by itself", log_path)
+        if begin is None and any(record["samples"] for record in read_metrics(metrics)):
+            begin = time.monotonic()
+        if begin is not None:
+            for name, one in look(main.pid, time.monotonic() - begin).items():
+                seen.setdefault(name, []).append(one)
+    return seen
+
+
+def _failure(what: str, log_path: Path) -> RunError:
+    return RunError(what, log_path.read_text(errors="replace"))
+
+
+def slopes(seen: Mapping[str, Sequence[Look]], warm_up_seconds: float) -> dict[str, dict[str, float]]:
+    """How much every process grows in an hour, as the line says that fits best after the warm-up.
+
+    Processes that were not there all the time, of which there should be none, are left out.
+    """
+    longest = max(len(looks) for looks in seen.values())
+    found: dict[str, dict[str, float]] = {}
+    for name, looks in seen.items():
+        later = [one for one in looks if one.seconds >= warm_up_seconds]
+        if len(looks) < longest - 1 or len(later) < 3:
+            continue
+        times = [one.seconds / 3600 for one in later]
+        found[name] = {
+            what: statistics.linear_regression(times, [getattr(one, what) for one in later]).slope
+            for what in ("anon_mib", "open_files", "threads")
+        }
+        found[name]["anon_mib_at_end"] = later[-1].anon_mib
+    return found
+
+
+def figures(found: Mapping[str, Mapping[str, float]], hours: float) -> list[Figure]:
+    """The process that grows most, of each kind."""
+    worst = {what: max(found, key=lambda name: found[name][what]) for what in ("anon_mib", "open_files", "threads")}
+    memory = Figure(
+        f"growth of memory in {60 * hours:g} min, {worst['anon_mib']}",
+        found[worst["anon_mib"]]["anon_mib"], MOST_MIB_PER_HOUR, "MiB/h",
+    )  # fmt: skip
+    counts = [
+        Figure(f"{name} added in {60 * hours:g} min, {worst[what]}", found[worst[what]][what] * hours, MOST_MORE)
+        for what, name in (("open_files", "open files"), ("threads", "threads"))
+    ]
+    return [memory, *counts]
+
+
+def main() -> int:
+    """Watch, print and keep."""
+    parser = argparse.ArgumentParser(description="A long run that must not grow.")
+    parser.add_argument("--minutes", type=float, default=30.0, help="from the first batch on (default 30)")
+    parser.add_argument("--warm_up", type=float, default=0.2, help="share of them that does not count (default 0.2)")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    arguments, words = parser.parse_known_args()
+    seen = watch(arguments.minutes, words)
+    warm_up_seconds = 60 * arguments.minutes * arguments.warm_up
+    found = slopes(seen, warm_up_seconds)
+    for name, of in found.items():
+        per_hour = f"{of['anon_mib']:+.2f} MiB, {of['open_files']:+.2f} open files, {of['threads']:+.2f} threads"
+        print(f"{name:24} {of['anon_mib_at_end']:7.1f} MiB; in an hour {per_hour}")
+    hours = arguments.minutes * (1 - arguments.warm_up) / 60
+    result = promises.result_of(figures(found, hours), processes=found, minutes=arguments.minutes)
+    results = {" ".join(["cartpole", *words]): result}
+    measuring.save(arguments.json, "soak", results)
+    return promises.show(results)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,45 @@
+"""Parts of generated pages: tables, and what is said of a machine and of when something was measured."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.shared import measuring
+
+Files = Mapping[str, Mapping[str, Any]]
+"""Contents of the result files of one machine, by benchmark."""
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of Markdown."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines])
+
+
+def by_machine(files: Iterable[Mapping[str, Any]]) -> list[Files]:
+    """Contents of result files, machine by machine."""
+    found: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for content in files:
+        found.setdefault(measuring.identity(content["machine"]), {})[content["benchmark"]] = content
+    return [found[key] for key in sorted(found, key=str)]
+
+
+def machine_heading(machine: Mapping[str, Any]) -> str:
+    """The heading of a machine's chapter, and what else is known of it."""
+    sets = ", ".join(machine["instruction_sets"])
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
+    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']};\n{packages}."
+    return f"{title}\n\n{about}\n"
+
+
+def measured(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """When, and of which commits; of results by seed, of every seed, and of those that were added to, of all before."""
+    marks = [
+        mark
+        for result in results.values()
+        for mark in (result, *result.get("before", ()), *result.get("seeds", {}).values())
+    ]
+    commits = sorted({mark["commit"] for mark in marks if "commit" in mark})
+    dates = sorted({mark["date"][:10] for mark in marks if "date" in mark})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"Measured on {when}, commit {', '.join(commits)}."

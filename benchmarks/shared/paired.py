@@ -1,0 +1,112 @@
+"""The cost of something that stands beside training: pairs of runs, with it and without.
+
+Both run in turns, A B B A A B ..., each from its own start. Compared are, pair by pair, the speed and the CPU time of a
+sample; the median of all pairs counts. The CPU time is the figure to go by: it varies less, and on a machine that is
+busy it is the speed, unless what is measured is of so low a priority that it mostly takes what others leave.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from appo.utils.metrics import read_metrics
+from benchmarks.shared import measuring, promises, runs
+from benchmarks.shared.measuring import ROOT
+from benchmarks.shared.promises import Figure
+from benchmarks.shared.runs import Observed, Timing
+from benchmarks.shared.workloads import Workload, add_workload_arguments, chosen_workloads
+
+
+class Side(NamedTuple):
+    """One of both.
+
+    Attributes:
+        program: the words after the interpreter.
+        flags: of train_appo.py.
+        own_folder: a flag that names a folder of each run's own; empty: none.
+    """
+
+    program: tuple[str, ...] = (str(ROOT / "train_appo.py"),)
+    flags: Mapping[str, object] = {}
+    own_folder: str = ""
+
+
+class Question(NamedTuple):
+    """A comparison.
+
+    Attributes:
+        benchmark: its name in result files.
+        what: it is that costs something.
+        most_percent: that it may cost.
+        takes_leftovers: whether it mostly takes CPU time that nobody else wants, so that only the speed counts.
+        having, lacking: training with it, and without.
+        seconds: of a run that are measured, unless told otherwise.
+    """
+
+    benchmark: str
+    what: str
+    most_percent: float
+    having: Side
+    lacking: Side
+    seconds: float
+    takes_leftovers: bool = False
+
+
+def train(side: Side, workload: Workload, timing: Timing) -> Observed:
+    """One run."""
+    with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
+        given = {"train_dir": folder, "experiment": "run", "experiment_summaries_interval": 0.5, "auto_tune": False}
+        if side.own_folder:
+            given[side.own_folder] = str(Path(folder, "own"))
+        command = [sys.executable, *side.program, *workload.words(**given, **side.flags)]
+        metrics = Path(folder, "run", "metrics.jsonl")
+        look = lambda: runs.progress_of(read_metrics(metrics))  # noqa: E731
+        return runs.observe(command, look, timing, Path(folder, "output.log"))
+
+
+def measure(question: Question, name: str, workload: Workload, pairs: int, timing: Timing) -> dict[str, Any]:
+    """All pairs of a workload."""
+    sides = {"having": question.having, "lacking": question.lacking}
+    found: dict[str, list[Observed]] = {kind: [] for kind in sides}
+    for pair in range(pairs):
+        for kind in list(sides) if pair % 2 == 0 else reversed(list(sides)):
+            found[kind].append(train(sides[kind], workload, timing))
+            seen = found[kind][-1]
+            print(f"{name}, {kind} it: {seen.samples_per_second:,.0f} samples/s, {_cpu(seen):.2f} CPU us", flush=True)
+    both = list(zip(found["having"], found["lacking"], strict=True))
+    speed = [100 * (without.samples_per_second / having.samples_per_second - 1) for having, without in both]
+    cpu_time = [100 * (_cpu(having) / _cpu(without) - 1) for having, without in both]
+    what, most = f"{question.what}, {name}, {pairs} pairs", question.most_percent
+    figures = [Figure(f"speed lost to {what}", statistics.median(speed), most, "%")]
+    if not question.takes_leftovers:
+        figures.insert(0, Figure(f"CPU time of {what}", statistics.median(cpu_time), most, "%"))
+    by_kind = {kind: [run._asdict() for run in of_kind] for kind, of_kind in found.items()}
+    return promises.result_of(figures, cpu_percent=cpu_time, speed_percent=speed, **by_kind)
+
+
+def _cpu(run: Observed) -> float:
+    return sum(run.cpu_microseconds.values())
+
+
+def ask(question: Question) -> int:
+    """Measure as the command line says, print and keep; an exit code."""
+    parser = argparse.ArgumentParser(description=f"What {question.what} costs.")
+    add_workload_arguments(parser)
+    parser.add_argument("--pairs", type=int, default=5, help="of runs (default 5)")
+    parser.add_argument("--warm_up_seconds", type=float, default=6, help="from the first batch on (default 6)")
+    parser.add_argument(
+        "--seconds", type=float, default=question.seconds, help=f"of each run that are measured ({question.seconds:g})"
+    )
+    parser.add_argument("--json", type=Path, help="file for the results")
+    arguments, words = parser.parse_known_args()
+    arguments.workload = arguments.workload or ["cartpole"]
+    timing = Timing(arguments.warm_up_seconds, arguments.seconds)
+    results: dict[str, Mapping[str, Any]] = {}
+    for name, workload in chosen_workloads(arguments, words).items():
+        results[name] = measure(question, name, workload, arguments.pairs, timing)
+        measuring.save(arguments.json, question.benchmark, results)
+    return promises.show(results)
