@@ -1,12 +1,12 @@
-"""Does the CUDA path do what it should on this machine's GPU, and how fast is it?
+"""Check the CUDA path on this machine's GPU, and measure the speed.
 
     python -m benchmarks.gpu_check [--out=FILE] [--device=cuda|cpu]
 
-Checks first, a line each: copies, captured inference and captured training against plain ones, batches of PPO that
-stream, the replay of Ape-X, what A3C says of a GPU, the learner against what was acted, learning; a run fails that does
-not capture what it could, or pin its memory. Then the figures, for which nothing is demanded. At most 8 minutes. Exit
-code 0: all checks passed, 1: one failed, 2: there is no GPU. `--device=cpu` puts the CPU in the place of the GPU behind
-the same buffers, buckets and uploads, in short; environments that are not installed are left out and named.
+Each check prints a line: copies, captured inference and captured training against plain ones, streamed batches of PPO,
+the replay of Ape-X, A3C's refusal of a GPU, the learner against recorded actions, learning. A run fails if a capture or
+pinned memory is missing. Figures without a limit follow. The command takes at most 8 minutes. Exit code 0: all checks
+passed, 1: a check failed, 2: no GPU. `--device=cpu` runs a short form with the CPU behind the buffers, buckets and
+uploads of a GPU. Environments that are not installed are skipped and named.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from benchmarks.gpu_check.world_checks import (
 
 
 def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
-    """All checks by name, the quick ones first."""
+    """Yield all checks by name, quick checks first."""
     yield "slot copies", slot_copies
     for model in MODELS:
         yield f"captured inference, {model}", partial(captured_inference, model=model)
@@ -64,7 +64,7 @@ def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
 
 
 def measure(report: Report, short: bool) -> None:
-    """The figures; one that cannot be had says why."""
+    """Measure the figures; a missing figure prints the reason."""
     seconds, cores = (3 if short else 12), available_cores()
     vector: dict[str, object] = {"env": "CartPole-v1", "inference": "local", "normalize_input": False, "ppo_epochs": 1}
     cases: dict[str, dict[str, object]] = {"CartPole, acting in the actors": vector}
@@ -90,7 +90,7 @@ def measure(report: Report, short: bool) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The exit code."""
+    """Check and measure; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check", description="Checks and figures of the CUDA path, in at most 8 minutes."
     )

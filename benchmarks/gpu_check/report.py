@@ -11,18 +11,18 @@ LIMIT_SECONDS = 470
 
 
 class Failed(Exception):
-    """A check did not find what it must."""
+    """A check failed."""
 
 
 @dataclass
 class Report:
-    """Everything that was found, printed as it comes.
+    """Results of checks and figures, printed at once.
 
     Attributes:
         device: "cuda" or "cpu".
-        directory: for runs.
-        checks: results by name.
-        figures: by name.
+        directory: directory of the runs.
+        checks: results of checks.
+        figures: figures by name.
     """
 
     device: str
@@ -36,7 +36,7 @@ class Report:
         return LIMIT_SECONDS - (time.monotonic() - self.began)
 
     def check(self, name: str, function: Callable[["Report"], str]) -> None:
-        """Run a check and print its line."""
+        """Run a check and print a line."""
         try:
             passed, detail = True, function(self)
         except Failed as failure:
@@ -48,13 +48,13 @@ class Report:
         print(f"{'ok' if passed else 'FAILED':6} {name}: {detail}", flush=True)
 
     def figure(self, name: str, value: Any) -> None:
-        """Keep a figure and print it."""
+        """Keep and print a figure."""
         self.figures[name] = value
         print(f"       {name}: {value if isinstance(value, str) else f'{value:,.0f}'}", flush=True)
 
 
 def within(difference: float, limit: float) -> str:
-    """The difference in words, if it is small enough."""
+    """Return the difference in words; fail above the limit."""
     if not difference <= limit:
         raise Failed(f"largest difference {difference:.1e}, allowed {limit:.0e}")
     return f"largest difference {difference:.1e}"

@@ -1,8 +1,8 @@
-"""APPO with the code paths of a GPU on any device: buffers, buckets and uploads, with the CPU's answers for CUDA's.
+"""APPO with the code paths of a GPU on any device: buffers, buckets and uploads, answered by the CPU instead of CUDA.
 
     python -m benchmarks.gpu_check.twin --env=CartPole-v1 --inference=central ...
 
-Flags and results are those of `train_appo.py`; on a GPU it is the same program.
+Flags and results equal `train_appo.py`; on a GPU both programs are the same.
 """
 
 import sys
@@ -14,25 +14,23 @@ from appo.algorithms.run.workers.blueprint import Blueprint
 
 
 class BufferedBlueprint(Blueprint):
-    """Builds the workers of a GPU, whatever the device."""
+    """Builds the workers of a GPU on any device."""
 
     @property
     def buffered(self) -> bool:
-        """Always."""
         return True
 
 
 class PlainBlueprint(Blueprint):
-    """Builds the workers of a CPU, whatever the device."""
+    """Builds the workers of a CPU on any device."""
 
     @property
     def buffered(self) -> bool:
-        """Never."""
         return False
 
 
 class TwinRun(Run):
-    """APPO in every other respect."""
+    """APPO with the workers of a GPU."""
 
     blueprint = BufferedBlueprint
 

@@ -14,7 +14,7 @@ LOG_LINES = 15
 
 
 def run(report: Report, name: str, **flags: object) -> list[dict[str, Any]]:
-    """The reports of a training run in a process of its own."""
+    """Train in a separate process; return the records of metrics.jsonl."""
     given = {"experiment": name, "train_dir": report.directory, "device": report.device, "seed": 1} | flags
     given = {"tensorboard": False, "report_interval_seconds": 1, "experiment_summaries_interval": 1} | given
     words = [f"--{key}={value}" for key, value in given.items()]
@@ -35,7 +35,7 @@ def run(report: Report, name: str, **flags: object) -> list[dict[str, Any]]:
 
 
 def _ends_of(logs: Path) -> str:
-    """Return the last lines of every process."""
+    """Return the last log lines of every process."""
     ends = {
         path.name: path.read_text(errors="replace").splitlines()[-LOG_LINES:] for path in sorted(logs.glob("*.log"))
     }
@@ -43,7 +43,7 @@ def _ends_of(logs: Path) -> str:
 
 
 def rate(records: list[dict[str, Any]]) -> float:
-    """Samples per second after the start: from a third of the run's time to its end."""
+    """Return samples per second from a third of the run's time to the end."""
     last = records[-1]
     first = next(r for r in records if r["elapsed_seconds"] >= last["elapsed_seconds"] / 3)
     seconds = last["elapsed_seconds"] - first["elapsed_seconds"]
@@ -58,7 +58,7 @@ def last_of(records: list[dict[str, Any]], key: str) -> float:
 
 
 def reproduction(report: Report, name: str, limit: float, **flags: object) -> str:
-    """With a learning rate of 0 the learner computes the logits and values that acting has computed."""
+    """Check that the learner, with a learning rate of 0, computes the logits and values of acting."""
     given = {"inference": "central", "learning_rate": 0, "verify_reproduction": True, "train_for_env_steps": 4000}
     records = run(report, f"reproduction_{name}", **given | flags)
     detail = within(last_of(records, "train/reproduction_error"), limit)
@@ -66,7 +66,7 @@ def reproduction(report: Report, name: str, limit: float, **flags: object) -> st
 
 
 def learning(report: Report, name: str, goal: float, seconds: float, **flags: object) -> str:
-    """A return is reached, in so many seconds at most."""
+    """Check that training reaches a return within `seconds`."""
     seconds = min(seconds, report.seconds_left - START_SECONDS)
     if seconds <= 0:
         raise Failed("no time left")

@@ -24,7 +24,7 @@ SAME = 0.65  # share of two actions that chance chooses alike in two passes: a h
 
 
 def slot_copies(report: Report) -> str:
-    """Every field of an uploaded batch is that of its slots, and no slot is released before its copies are done."""
+    """Check that uploaded fields equal the slots, and that copies end before the release of a slot."""
     blueprint = blueprint_of(BufferedBlueprint, report.device, "gru", {})
     arena, device = Arena.create(blueprint.fields()), device_of(report.device)
     device.register(arena)
@@ -51,7 +51,7 @@ def slot_copies(report: Report) -> str:
 
 
 def captured_inference(report: Report, model: str) -> str:
-    """Captured passes of filled-up batches say what plain ones say."""
+    """Check that captured passes of padded batches equal plain passes."""
     names = ("recorded.logits", "recorded.value", "rnn_state", "policy_version")
     plain, captured, differences = acted_alike(report, model, names)
     differences.append(largest(captured.policy_worker.live_state.cpu(), plain.policy_worker.live_state.cpu()))
@@ -64,7 +64,7 @@ def captured_inference(report: Report, model: str) -> str:
 
 
 def captured_values(report: Report) -> str:
-    """The same of the values of Ape-X; its actions are those of chance for most."""
+    """Check the captured values of Ape-X, whose actions are mostly random."""
     _, captured, differences = acted_alike(report, "mlp", ("recorded.q_max", "policy_version"), **REPLAY)
     found = arrays(captured.trajectories)
     if not (found["recorded.q_taken"] <= found["recorded.q_max"] + FLOAT32).all():
@@ -73,7 +73,7 @@ def captured_values(report: Report) -> str:
 
 
 def acted_alike(report: Report, model: str, names: tuple[str, ...], **more: object) -> tuple[World, World, list[float]]:
-    """Act in a plain world and in one that captures; both, and how far apart these arrays are."""
+    """Act in a plain and in a capturing world; return both, and the largest differences of the named arrays."""
     plain, captured = (world_of(kind, report.device, model, **more) for kind in (PlainBlueprint, BufferedBlueprint))
     for world in (plain, captured):
         act(world)
@@ -85,16 +85,16 @@ def acted_alike(report: Report, model: str, names: tuple[str, ...], **more: obje
 
 
 def largest(found: Any, expected: Any) -> float:
-    """The largest |difference| / (1 + |value|)."""
+    """Return the largest |difference| / (1 + |value|)."""
     a, b = (np.asarray(x, dtype=np.float64) for x in (found, expected))
     return float(np.max(np.abs(a - b) / (1 + np.abs(b)), initial=0.0)) if np.isfinite(a).all() else float("inf")
 
 
 def check_chance(action: Array) -> None:
-    """Fail if the actions [S, T, R, 1] of a policy that knows nothing are not those of chance.
+    """Fail unless the actions [S, T, R, 1] of an untrained policy look random.
 
-    Every so many steps the same groups act together, by the same graph: one that repeats its random numbers says the
-    same again.
+    The groups that act together repeat periodically, with one graph each. A graph with repeated random numbers would
+    repeat the actions.
     """
     shares = np.bincount(action.reshape(-1), minlength=2) / action.size
     if not 0.4 < shares[0] < 0.6:
@@ -105,7 +105,7 @@ def check_chance(action: Array) -> None:
 
 
 def captured_training(report: Report, model: str) -> str:
-    """Captured optimizer steps make the same weights as plain ones, and what is published are these weights."""
+    """Check that captured optimizer steps train the weights of plain steps, and publish the weights."""
     plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
     expected: Any = plain.learner_worker.learner
     expected.quick_update = None
@@ -117,7 +117,7 @@ def captured_training(report: Report, model: str) -> str:
 
 
 def streamed_training(report: Report, model: str) -> str:
-    """Batches of PPO that stream through the memory of the device make the weights that whole ones make on the host."""
+    """Check that streamed batches of PPO train the weights of whole batches on the host."""
     plain = world_of(PlainBlueprint, report.device, model, **WHOLE, shuffle_minibatches=False)
     streamed = world_of(BufferedBlueprint, report.device, model, **STREAM)
     detail = trained_alike(plain, streamed)
@@ -128,14 +128,14 @@ def streamed_training(report: Report, model: str) -> str:
 
 
 def replayed_training(report: Report) -> str:
-    """Ape-X learns on the device from its replay on the host what it learns on the host alone."""
+    """Check that Ape-X on the device, with the replay on the host, learns the weights of the host alone."""
     kinds = (PlainBlueprint, BufferedBlueprint)
     plain, replayed = (world_of(kind, report.device, "mlp", **REPLAY) for kind in kinds)
     return trained_alike(plain, replayed)
 
 
 def a3c_refuses(report: Report) -> str:
-    """A3C, whose home are the actors, says in one line that it has no use for a GPU."""
+    """Check that A3C, which learns in actors, refuses a GPU in one line."""
     words = ["--algo=A3C", "--env=CartPole-v1", "--experiment=refused", f"--train_dir={report.directory}"]
     if report.device == "cpu":  # where the line cannot come, training on the CPU is what must be accepted
         parse_train([*words, "--device=cpu"])
@@ -148,7 +148,7 @@ def a3c_refuses(report: Report) -> str:
 
 
 def trained_alike(plain: World, found: World) -> str:
-    """Let the first world act and both train on that; fail unless they make the same weights, and publish these."""
+    """Act in the first world, train both worlds; fail unless the weights agree and were published."""
     act(plain)
     slots = arrays(found.trajectories)
     for name, array in arrays(plain.trajectories).items():

@@ -25,7 +25,7 @@ WAIT_SECONDS = 30
 
 @dataclass
 class World:
-    """A shared memory with trajectories, and the workers of one kind around it."""
+    """A shared memory with trajectories, and workers of one kind."""
 
     blueprint: Blueprint
     arena: Arena
@@ -37,7 +37,7 @@ class World:
 
 
 def blueprint_of(kind: type[Blueprint], device: str, model: str, more: Flags) -> Blueprint:
-    """The blueprint of a central run with one policy."""
+    """Return the blueprint of a central run with one policy."""
     flags = {"device": "cpu", "inference": "central", "experiment": "check", **CARTPOLE, **MODELS[model], **more}
     config = parse_train([f"--{name}={value}" for name, value in flags.items() if value is not None])
     found = probe(config)
@@ -47,7 +47,7 @@ def blueprint_of(kind: type[Blueprint], device: str, model: str, more: Flags) ->
 
 
 def world_of(kind: type[Blueprint], device: str, model: str, **more: object) -> World:
-    """Workers around random observations; worlds of one model have the same weights and the same observations."""
+    """Return workers around random observations; worlds of one model have equal weights and observations."""
     blueprint = blueprint_of(kind, device, model, more)
     arena = Arena.create(blueprint.fields())
     trajectories, rng = blueprint.trajectories(arena), np.random.default_rng(0)
@@ -64,7 +64,7 @@ def world_of(kind: type[Blueprint], device: str, model: str, **more: object) -> 
 
 
 def arrays(trajectories: Trajectories) -> dict[str, Array]:
-    """All arrays of trajectories by their names, those of observations as obs.KEY, recorded ones as recorded.NAME."""
+    """Return all arrays of trajectories by name, with observations as obs.KEY and records as recorded.NAME."""
     named: dict[str, Array] = {}
     for name in Trajectories.__dataclass_fields__:
         value = getattr(trajectories, name)
@@ -73,7 +73,7 @@ def arrays(trajectories: Trajectories) -> dict[str, Array]:
 
 
 def act(world: World) -> None:
-    """Act in every slot of every group, for one, two or all groups at once, so that batches must be filled up."""
+    """Act in every slot of every group, for one, two or all groups at once: batches must be padded."""
     for slot in range(SLOTS):
         for step in range(ROLLOUT):
             groups = list(range(GROUPS))[: 1 + step % GROUPS], list(range(GROUPS))[1 + step % GROUPS :]
@@ -84,7 +84,7 @@ def act(world: World) -> None:
 
 
 def train_batches(world: World) -> None:
-    """Train on the same slots again and again."""
+    """Train on the same slots repeatedly."""
     t, learner, limit = world.trajectories, world.learner_worker, time.monotonic() + WAIT_SECONDS
     while learner.totals["batches"] < BATCHES or learner.publisher.busy:
         if learner.totals["batches"] < BATCHES and not world.learning.pending():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.peers.apex_peers [--workload NAME ...] [--contender NAME ...] [--cache=DIR] [--json=FILE]
 
-Both sides use every agent step eight times, in batches of one size, and train one network on one environment,
-without dueling and double Q-learning; ours draws by priorities and sums three rewards, the peers draw all alike and
-sum one. A peer has one process with one thread or two, and one environment as it comes; its best counts. That
-Stable-Baselines3 can act in several, which saves it much where environments cost little, is shown too (`_8_envs`).
-The runs of all contenders take turns, A B C A B C ..., so that what changes on the machine meanwhile meets all alike.
+Both sides use every agent step eight times, in batches of equal size, and train equal networks on one environment,
+without dueling and double Q-learning. Ours draws by priorities and sums three rewards; the peers draw uniformly and use
+one reward. A peer has one process with one or two threads and one environment; the faster counts. Runs named `_8_envs`
+show Stable-Baselines3 with several environments, which saves much time where environments cost little. The runs of all
+contenders take turns, A B C A B C ..., so changes of the machine affect all contenders alike.
 """
 
 import argparse
@@ -27,7 +27,7 @@ OURS, INTERPRETER = "apex", "stable_baselines3"
 
 
 class Peer(NamedTuple):
-    """A peer as it is started: its driver in `benchmarks/peers`, and threads and environments."""
+    """A peer: driver in `benchmarks/peers`, threads and environments."""
 
     driver: str
     threads: int
@@ -35,7 +35,7 @@ class Peer(NamedTuple):
 
     @property
     def title(self) -> str:
-        """How tables name it."""
+        """Return the name in tables."""
         return f"{self.driver} with {f'{self.envs} environments' if self.envs > 1 else 'its best number of threads'}"
 
 
@@ -81,7 +81,7 @@ WORKLOADS = {
 
 
 def measure(workload: str, plan: argparse.Namespace, before: Mapping[str, Any]) -> dict[str, Any]:
-    """All contenders on one workload, taking turns, added to the runs before."""
+    """Measure all contenders on one workload in turns, and add the runs to the earlier runs."""
     names = [name for name in (OURS, *PEERS) if name in (plan.contender or (OURS, *PEERS))]
     timing = runs.timing_of(plan)
     python = interpreter(INTERPRETER, plan.cache) if names != [OURS] else Path(sys.executable)
@@ -96,7 +96,7 @@ def measure(workload: str, plan: argparse.Namespace, before: Mapping[str, Any]) 
 
 
 def peer(python: Path, workload: str, name: str, timing: Timing) -> runs.Observed:
-    """Run a peer as its name says."""
+    """Run the peer with a name."""
     flags, one = WORKLOADS[workload].flags, PEERS[name]
     driver = Path(__file__).with_name(f"{one.driver}_driver.py")
     numbers = {
@@ -115,7 +115,7 @@ def peer(python: Path, workload: str, name: str, timing: Timing) -> runs.Observe
 
 
 def ratios(result: Mapping[str, Any]) -> dict[str, float]:
-    """Our median speed over that of each peer with its best number of threads, by the peer's title."""
+    """Return our median speed over each peer's with the best number of threads, by title."""
     medians = {name: runs.summary(one)["samples_per_second"].median for name, one in result["contenders"].items()}
     best: dict[str, float] = {}
     for name, one in PEERS.items():
@@ -125,7 +125,6 @@ def ratios(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
     lines = [f"{'':<10}  {'':<24}  agent steps/s  lowest - highest   CPU  PSS MiB"]
     for workload, result in results.items():
         for name, of_one in result["contenders"].items():
@@ -142,7 +141,6 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare on the workloads one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.apex_peers", description="Speed beside peers.")
     known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")

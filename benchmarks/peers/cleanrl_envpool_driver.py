@@ -136,7 +136,7 @@ class Training:
 
     @torch.no_grad()
     def play(self):
-        """Fill the buffers; the values after the last step."""
+        """Fill the buffers; return the values after the last step."""
         for t in range(self.settings.rollout):
             policy, self.value[t] = self.agent(self.next_obs)
             action = policy.sample()

@@ -1,4 +1,4 @@
-"""The peers' own interpreters: virtual environments with pinned versions, made once under a cache directory."""
+"""Interpreters of the peers: virtual environments with pinned versions in a cache directory."""
 
 import hashlib
 import io
@@ -43,13 +43,13 @@ REQUIREMENTS = {
 
 
 class Source(NamedTuple):
-    """A package that has to be built here, and mended first.
+    """A package that must be patched and built.
 
     Attributes:
-        url: of its archive, which holds one folder.
-        sha256: of that.
-        wrong, right: text of its setup.py, and what belongs there.
-        environment: variables of the build.
+        url: address of the archive, which contains one folder.
+        sha256: hash of the archive.
+        wrong, right: text of setup.py, and its replacement.
+        environment: environment variables of the build.
     """
 
     url: str
@@ -73,10 +73,10 @@ SOURCES = {
 
 
 def interpreter(name: str, cache: Path) -> Path:
-    """The Python of a virtual environment, made and filled where it is missing or has other pins.
+    """Return the Python of a virtual environment; create the environment if missing or with other pins.
 
     Raises:
-        ResourceError: pip could not install what is needed.
+        ResourceError: pip failed.
     """
     home = cache.expanduser() / name
     python, stamp = home / "bin" / "python", home / "installed.txt"
@@ -110,7 +110,7 @@ def _install(name: str, python: Path, words: Sequence[str], environment: Mapping
 
 
 def _mended(source: Source, folder: Path) -> Path:
-    """Where the archive of a source was unpacked, its setup.py put right."""
+    """Unpack the archive of a source and patch setup.py; return the folder."""
     try:
         with urllib.request.urlopen(source.url, timeout=60) as answer:  # noqa: S310 (https)
             archive = answer.read()

@@ -1,10 +1,10 @@
-"""Train with Sample Factory 2, unpatched, and print what its learner has trained on; runs with its own interpreter.
+"""Train with Sample Factory 2, unpatched, and print the samples trained on; runs with a separate interpreter.
 
     sample_factory_driver.py WORKLOAD TRAIN_DIR [FLAG ...]
 
-A worker per core with double-buffered groups is its fastest on two cores, but for CartPole. Learning flags are those
-of `workloads.py`; where it offers more than one way, its defaults stay. Frames are skipped by the environment: its env
-steps are samples.
+A worker per core with double-buffered groups is the fastest setting on two cores, except for CartPole. Learning flags
+equal `workloads.py`; all other choices keep Sample Factory's defaults. The environment skips frames: env steps are
+samples.
 """
 
 import json
@@ -83,14 +83,14 @@ class SignReward(gym.RewardWrapper):
 
 
 class Arrays(gym.ObservationWrapper):
-    """Plain arrays in the place of lazily stacked frames."""
+    """Plain arrays in place of lazily stacked frames."""
 
     def observation(self, observation):
         return np.asarray(observation)
 
 
 class Screen(gym.Wrapper):
-    """VizDoom's screen alone, 128x72 with channels first; the last one again at the end of an episode."""
+    """VizDoom's screen alone, 128x72 with channels first; the last screen again at the end of an episode."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -151,13 +151,13 @@ MAKERS = {
 
 
 def words(flags):
-    """Its command line."""
+    """Return the command line."""
     for name, value in flags.items():
         yield from (f"--{name}", *map(str, value)) if isinstance(value, tuple) else (f"--{name}={value}",)
 
 
 def report(runner, message, _policy):
-    """Say what the learner has trained on so far, and the mean return of the last 100 episodes."""
+    """Print the samples trained on, and the mean return of the last 100 episodes."""
     returns = runner.policy_avg_stats.get("reward", [()])[0]
     mean = float(np.mean(returns)) if len(returns) >= EPISODES else None
     samples = message[LEARNER_ENV_STEPS]

@@ -21,7 +21,7 @@ REPORT_SECONDS, EPSILON = 0.5, 0.05
 
 
 class Report(BaseCallback):
-    """Says how far it is."""
+    """Prints the progress."""
 
     def _on_training_start(self):
         self.due = 0.0

@@ -1,9 +1,9 @@
-"""Training with nothing watched, checked or kept for a successor: what supervision is compared with.
+"""Training without supervision, checks and recovery: the baseline for the cost of supervision.
 
-Not for use: who dies is not missed, and what is damaged is trained on. Switched off are, in every process, heartbeats,
-the checksums of weights, the search for numbers that are not finite, the journals of environments, the watch for
-leaks, the counts that a successor would go on with and the state that is kept every second; and in main the watch for
-stalls and hangs. What remains is the form of things: messages with generations, and queues with one producer.
+Not for use: dead processes are not noticed, and damaged data are trained on. Every process runs without heartbeats,
+checksums of weights, checks for non-finite numbers, journals of environments, leak watches, counts for a successor, and
+the state saved every second; main runs without the watch for stalls and hangs. Messages with generations, and queues
+with one producer, remain.
 """
 
 import math
@@ -30,11 +30,11 @@ PROGRAM = "from benchmarks.promises.bare import main; main()"
 
 
 def _nothing(*arguments: object, **more: object) -> None:
-    """In the place of what is left out."""
+    """Replace a function that is switched off."""
 
 
 class BareBlueprint(Blueprint):
-    """Builds the same workers in processes where all that is switched off."""
+    """Builds workers with all supervision switched off."""
 
     def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
         for name in ("beat", "enter_queue", "leave_queue"):
@@ -59,7 +59,7 @@ def _without_incidents(config: Config) -> OnFailure:
 
 
 class BareRun(Run):
-    """A run with nothing but workers."""
+    """A run of bare workers."""
 
     blueprint = BareBlueprint
 
@@ -70,6 +70,6 @@ class BareRun(Run):
 
 
 def main() -> None:
-    """Train as train_appo.py does."""
+    """Train with the flags of train_appo.py."""
     stalls.StallWatch.look = _nothing  # type: ignore[method-assign]
     sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), BareRun)))

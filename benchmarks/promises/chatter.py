@@ -1,9 +1,9 @@
-"""A run whose environments print a megabyte a second and invent a statistic per episode: nothing of it may grow.
+"""Environments that print a megabyte a second and invent a statistic per episode: no file and no memory may grow.
 
     python -m benchmarks.promises.chatter [--minutes=10] [--json=FILE] [flags of appo train]
 
-Looked at twice a second: the largest log, what main's own memory has grown by since it has settled, and what the files
-of metrics.jsonl and TensorBoard take.
+Twice a second the benchmark measures the largest log, the growth of main's own memory after a warm-up, and the sizes of
+metrics.jsonl and the TensorBoard files.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Look(NamedTuple):
 
 
 def look(main: int, run: RunFolder) -> Look:
-    """A run now."""
+    """Measure a run."""
     return Look(
         max((size_of(path) for path in run.logs.glob("*.log")), default=0.0),
         process_tree.anonymous_bytes(main) / MIB,
@@ -67,7 +67,7 @@ def look(main: int, run: RunFolder) -> Look:
 
 
 def size_of(path: Path) -> float:
-    """MiB of a file; 0 of one that is just being replaced."""
+    """Return the MiB of a file; 0 during a replacement of the file."""
     try:
         return path.stat().st_size / MIB
     except FileNotFoundError:
@@ -75,10 +75,10 @@ def size_of(path: Path) -> float:
 
 
 def watch(seconds: float, words: Sequence[str], log_mib: int, metrics_mib: int) -> tuple[list[Look], str]:
-    """Return what is seen of a run that lasts that long, and what it says on stderr.
+    """Run for `seconds`; return the looks and the text on stderr.
 
     Raises:
-        RunError: it ended by itself, or not well.
+        RunError: the run ended early or with an error.
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         output = Path(folder, "output.log")
@@ -118,7 +118,7 @@ def _looks(main: "subprocess.Popen[bytes]", run: RunFolder, seconds: float, outp
 
 
 def figures(looks: Sequence[Look], log_mib: int, metrics_mib: int) -> list[Figure]:
-    """The most that was seen of each."""
+    """Return the maximum of each measurement."""
     return [
         Figure("largest log", max(one.largest_log for one in looks), log_mib, "MiB"),
         Figure("main has grown by", max(one.main for one in looks) - looks[0].main, MOST_MIB_MORE, "MiB"),
@@ -128,7 +128,6 @@ def figures(looks: Sequence[Look], log_mib: int, metrics_mib: int) -> list[Figur
 
 
 def main() -> int:
-    """Watch, print and keep."""
     parser = argparse.ArgumentParser(description="A run that prints and invents names without end.")
     parser.add_argument("--minutes", type=float, default=10.0, help="from when it has settled on (default 10)")
     parser.add_argument("--max_log_mb", type=int, default=64, help="as of appo train")

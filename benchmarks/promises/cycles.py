@@ -1,4 +1,4 @@
-"""`kill -9` of main and the same command again, a hundred times: no checkpoint is lost, nothing needs a hand.
+"""`kill -9` of main and a restart, a hundred times: no checkpoint is lost, and every restart works without help.
 
     python -m benchmarks.promises.cycles [--cycles=100] [--at_once=2] [--seed=1] [--json=FILE]
 
@@ -32,7 +32,7 @@ LONGEST_WAIT_SECONDS = 1.2  # longer than the time between two checkpoints, so t
 
 
 class Cycle(NamedTuple):
-    """One start that was killed."""
+    """A start that was killed."""
 
     seconds: float
     gone_seconds: float  # from the kill until all processes had gone
@@ -40,7 +40,7 @@ class Cycle(NamedTuple):
 
 
 def cycle(folder: Path, promised: list[tuple[Path, int]], rng: random.Random) -> Cycle:
-    """Start, wait for a new checkpoint and a moment more, kill and check; what is saved is added to `promised`."""
+    """Start, wait for a new checkpoint and a random time, kill and check; add saved checkpoints to `promised`."""
     begin, before = time.monotonic(), promised[-1][1] if promised else 0
     recorded = len(read_metrics(folder / "train_dir" / "run" / "metrics.jsonl"))
     with train_toy(folder, LONGEST_SECONDS, rng.randrange(2**31)) as run:
@@ -71,7 +71,7 @@ def complaints(run: TrainingRun, recorded: int, promised: Sequence[tuple[Path, i
 
 
 def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:
-    """Start that many times in one folder, until something is not as it must be."""
+    """Start repeatedly in one folder, until a check fails."""
     rng = random.Random(seed)  # noqa: S311 (no secret)
     promised: list[tuple[Path, int]] = []
     done: list[Cycle] = []
@@ -83,7 +83,6 @@ def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:
 
 
 def main() -> int:
-    """Kill, check, print and keep."""
     parser = argparse.ArgumentParser(description="Kill main and go on, many times.")
     parser.add_argument("--cycles", type=int, default=100, help="in all (default 100)")
     parser.add_argument("--at_once", type=int, default=2, help="runs beside each other (default 2)")

@@ -1,10 +1,10 @@
-"""The cost of evaluation: training that is evaluated twice a minute beside training that is not.
+"""The cost of evaluation: training with two evaluations a minute beside training without.
 
     python -m benchmarks.promises.evaluation [--workload NAME ...] [--pairs=5] [--seconds=60] [--json=FILE]
     python -m benchmarks.promises.evaluation --env=ID [flags of appo train]
 
-A checkpoint is saved before each evaluation, which is part of its cost. The process that evaluates has the
-lowest priority, so that its CPU time is no measure.
+The cost includes a checkpoint before each evaluation. CPU time is no measure here, because the evaluating process has
+the lowest priority.
 """
 
 import sys
@@ -25,7 +25,6 @@ QUESTION = Question(
 
 
 def main() -> int:
-    """Measure, print and keep."""
     return ask(QUESTION)
 
 

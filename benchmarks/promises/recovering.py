@@ -1,4 +1,4 @@
-"""The run with a killer in it that `recovery` measures."""
+"""The run with a killer behind the benchmark `recovery`."""
 
 import argparse
 import logging
@@ -28,7 +28,7 @@ MOST_SECONDS = {"actor": (0.3, 1.0), "policy_worker": (1.0, 1.5), "learner": (3.
 
 
 class Killer(threading.Thread):
-    """Kills processes of a run that main supervises, and measures."""
+    """Kills supervised processes of a run, and measures the recovery."""
 
     def __init__(self, supervisor: Supervisor, progress: Progress, trials: int) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Killer(threading.Thread):
 
 
 class MeasuredRun(Run):
-    """A run with a killer in it."""
+    """A run with a killer."""
 
     trials = 0
     killer: Killer | None = None
@@ -82,7 +82,6 @@ class MeasuredRun(Run):
 
 
 def main() -> int:
-    """Measure, print and keep."""
     parser = argparse.ArgumentParser(description="How long training stops.")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--json", type=Path, default=None)
@@ -107,7 +106,7 @@ def main() -> int:
 
 
 def result(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Two figures per role: the median, and the longest of 99 % of all times."""
+    """Return two figures per role: the median, and the longest of 99 % of all times."""
     figures = []
     for role, times in seconds.items():
         ordered = sorted(times)

@@ -1,12 +1,12 @@
-"""How long training stops when a process is killed: from SIGKILL to the first batch that is trained with its successor.
+"""Pause of training after a kill: from SIGKILL to the first batch trained with the successor.
 
     python -m benchmarks.promises.recovery [--trials=20] [--json=FILE] [flags of appo train]
 
-A run is started in a scratch folder with the placement `central`, and one process at a time is killed. Training goes on
-when its successor is ready, has done a unit of work (a trajectory of the actor, a reply of the policy worker) and a
-batch is trained after that. The arena tells, 1 ms apart.
+The benchmark starts a run in a scratch folder with the placement `central` and kills one process at a time. A pause
+ends when the successor is ready, has done a unit of work (a trajectory of the actor, a reply of the policy worker), and
+a batch was trained afterwards. The benchmark reads the arena every millisecond.
 
-What main's file imports, every process imports again when it starts: as in train_appo.py, that is nothing here.
+Every process imports the imports of main's file again at its start. This file, like train_appo.py, imports nothing.
 """
 
 import sys

@@ -2,10 +2,10 @@
 
     python -m benchmarks.promises.soak [--minutes=30] [--warm_up=0.2] [--json=FILE] [flags of appo train]
 
-All processes of a run are looked at every few seconds: memory of their own, open files and threads. Memory of their own
-is what is in no file and not shared on purpose; a share of other pages grows whenever somebody else who has them ends.
-After a warm-up,
-in which windows fill and allocators settle, the slope of the line that fits best says how much each process grows.
+Every few seconds the benchmark reads the private memory, open files and threads of all processes of a run. Private
+memory contains no file and no memory shared on purpose, because a share of other pages grows whenever another process
+with the pages ends. After a warm-up, in which windows fill and allocators settle, the slope of the line of best fit is
+the growth of a process.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Look(NamedTuple):
 
 
 def look(root: int, seconds: float) -> dict[str, Look]:
-    """All processes of a run, by role and process id."""
+    """Return all processes of a run, by role and process id."""
     found = {}
     for process in process_tree.processes(root):
         role = "main" if process.pid == root else process.role
@@ -61,10 +61,10 @@ def look(root: int, seconds: float) -> dict[str, Look]:
 
 
 def watch(minutes: float, words: Sequence[str]) -> dict[str, list[Look]]:
-    """Return what is seen of every process of a run that lasts that long.
+    """Run for `minutes`; return the looks at every process.
 
     Raises:
-        RunError: it ended by itself, or not well.
+        RunError: the run ended early or with an error.
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         log_path = Path(folder, "output.log")
@@ -109,9 +109,9 @@ def _failure(what: str, log_path: Path) -> RunError:
 
 
 def slopes(seen: Mapping[str, Sequence[Look]], warm_up_seconds: float) -> dict[str, dict[str, float]]:
-    """How much every process grows in an hour, as the line says that fits best after the warm-up.
+    """Return the growth of every process per hour: the slope of the line of best fit after the warm-up.
 
-    Processes that were not there all the time, of which there should be none, are left out.
+    Processes that did not live all the time, normally none, do not count.
     """
     longest = max(len(looks) for looks in seen.values())
     found: dict[str, dict[str, float]] = {}
@@ -129,7 +129,7 @@ def slopes(seen: Mapping[str, Sequence[Look]], warm_up_seconds: float) -> dict[s
 
 
 def figures(found: Mapping[str, Mapping[str, float]], hours: float) -> list[Figure]:
-    """The process that grows most, of each kind."""
+    """Return the process with the largest growth, of each kind."""
     worst = {what: max(found, key=lambda name: found[name][what]) for what in ("anon_mib", "open_files", "threads")}
     memory = Figure(
         f"growth of memory in {60 * hours:g} min, {worst['anon_mib']}",
@@ -143,7 +143,6 @@ def figures(found: Mapping[str, Mapping[str, float]], hours: float) -> list[Figu
 
 
 def main() -> int:
-    """Watch, print and keep."""
     parser = argparse.ArgumentParser(description="A long run that must not grow.")
     parser.add_argument("--minutes", type=float, default=30.0, help="from the first batch on (default 30)")
     parser.add_argument("--warm_up", type=float, default=0.2, help="share of them that does not count (default 0.2)")

@@ -1,4 +1,4 @@
-"""The cost of supervision: training as it is beside training with nothing watched, checked or kept (`bare.py`).
+"""The cost of supervision: training beside training without supervision, checks and recovery (`bare.py`).
 
 python -m benchmarks.promises.supervision [--workload NAME ...] [--pairs=5] [--seconds=15] [--json=FILE]
 python -m benchmarks.promises.supervision --env=ID [flags of appo train]
@@ -14,7 +14,6 @@ QUESTION = Question("supervision", "supervision", 1.0, Side(), Side(("-c", bare.
 
 
 def main() -> int:
-    """Measure, print and keep."""
     return ask(QUESTION)
 
 

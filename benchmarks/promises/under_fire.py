@@ -1,11 +1,11 @@
-"""Learning under fire: the samples that CartPole takes to a goal while processes of the run are killed, and without.
+"""Learning under fire: samples to a goal in CartPole while processes of the run are killed, and without kills.
 
     python -m benchmarks.promises.under_fire [--seeds 1 2 3] [--goal=450] [--kill_seconds=2] [--json=FILE]
         [flags of appo train]
 
-Every `kill_seconds` on average one process of the run is killed, whichever it is: an actor, the policy worker, the
-learner or the fork server, with which all others go. Counted is all that was trained on, also what a learner's death
-has taken back. For each seed both runs take place one after the other; the medians of all seeds are compared.
+Every `kill_seconds` on average the benchmark kills a random process of the run: an actor, the policy worker, the
+learner or the fork server, whose death ends all others. All trained samples count, also samples that a learner's death
+reverts. For each seed both runs take place in turn; the result compares the medians over seeds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ VICTIMS = ("actor", "policy_worker", "learner", "fork_server")
 
 
 class Learned(NamedTuple):
-    """How a run came to the goal."""
+    """A run that reached the goal."""
 
     samples: int
     lost: int  # of them, taken back by a learner's death
@@ -47,13 +47,13 @@ class Learned(NamedTuple):
 
 
 class Fire:
-    """Kills a process of a run from time to time, the first one when training has begun.
+    """Kills a process of a run from time to time, for the first time after the start of training.
 
     Args:
-        marker: by which the processes of the run are known.
-        main: is spared.
-        kill_seconds: between two kills, half of it to one and a half; 0: never.
-        seed: of times and choices.
+        marker: marker in the environment of the run's processes.
+        main: process id of main, which is spared.
+        kill_seconds: mean time between two kills, varied between a half and one and a half; 0: no kills.
+        seed: seed of times and choices.
     """
 
     def __init__(self, marker: str, main: int, kill_seconds: float, seed: int) -> None:
@@ -63,7 +63,7 @@ class Fire:
         self._due: float | None = None
 
     def tick(self, now: float, *, trains: bool) -> None:
-        """At this monotonic time: kill somebody if it is time to."""
+        """Kill a process if the next kill is due at `now`, a monotonic time."""
         if not (self.kill_seconds and trains):
             return
         if self._due is not None and now >= self._due:
@@ -77,10 +77,10 @@ class Fire:
 
 
 def learn(goal: float, kill_seconds: float, seed: int, words: Sequence[str]) -> Learned:
-    """One run to the goal.
+    """Train to the goal.
 
     Raises:
-        RunError: it failed, or has not reached the goal in time.
+        RunError: the run failed, or missed the goal in time.
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         marker, log_path, run = uuid4().hex, Path(folder, "output.log"), Path(folder, "run")
@@ -114,7 +114,7 @@ def learn(goal: float, kill_seconds: float, seed: int, words: Sequence[str]) -> 
 
 
 def measure(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
-    """All seeds, with and without."""
+    """Train all seeds with and without kills."""
     clean: list[Learned] = []
     fired: list[Learned] = []
     for seed in arguments.seeds:
@@ -130,7 +130,6 @@ def measure(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, An
 
 
 def main() -> int:
-    """Measure, print and keep."""
     parser = argparse.ArgumentParser(description="Learning while processes are killed.")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5], help="(default 1 2 3 4 5)")
     parser.add_argument("--goal", type=float, default=450.0, help="mean return (default 450)")

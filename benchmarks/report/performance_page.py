@@ -164,7 +164,7 @@ worker and the learner sharing a device. Nor is there one of more cores than abo
 
 
 def render(files: Iterable[Mapping[str, Any]]) -> str:
-    """docs/performance.md from the contents of result files, in any order."""
+    """Return docs/performance.md from the contents of result files, in any order."""
     machines = markdown.by_machine(files)
     for benchmark in (name for found in machines for name in found):
         if benchmark not in SECTIONS:
@@ -178,7 +178,7 @@ def render(files: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _machine_chapter(found: markdown.Files) -> list[str]:
-    """The tables of one machine."""
+    """Return the tables of one machine."""
     first = next(found[name] for name in SECTIONS if name in found)
     chapter = [markdown.machine_heading(first["machine"])]
     for name, (heading, section) in SECTIONS.items():
@@ -191,7 +191,7 @@ def _machine_chapter(found: markdown.Files) -> list[str]:
 
 
 def _bounds(peers: Results, ends: Results, networks: Results) -> list[str]:
-    """Where no framework could be faster: all cores busy with environments and multiplications, and nothing else."""
+    """Return the bounds of any framework: all cores busy with environments and multiplications, and nothing else."""
     rows = []
     for workload in (name for name in peers if name in ends and name in networks):
         env, floor = ends[workload]["unit_costs"]["environment"], networks[workload]["floor"]
@@ -327,7 +327,7 @@ def _learning(results: Results) -> str:
 
 
 def _learner(name: str) -> str:
-    """A contender of `learning`: its way, without the environment."""
+    """Return the name of a contender of `learning`, without the environment."""
     peer = learning.CONTENDERS[name].workload
     return NAMES[learning.PEER] if peer else f"**appo**, {name.removeprefix('pong_')}"
 
@@ -395,7 +395,7 @@ SECTIONS = {
 
 
 def _spread(spread: Any) -> str:
-    """`1,234 (1,200 - 1,300, 3 runs)`, of a `Spread` or its JSON."""
+    """Format a `Spread` or its JSON as `1,234 (1,200 - 1,300, 3 runs)`."""
     s = spread if isinstance(spread, measuring.Spread) else measuring.Spread(**spread)
     shown = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in s[:3]]
     return f"{shown[0]} ({shown[1]} - {shown[2]}, {s.runs} runs)" if s.runs > 1 else f"{shown[0]} (1 run)"

@@ -19,7 +19,7 @@ LABELS = {
 
 
 def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Bars of median samples per second with the range of the runs, and a line at the limit where it is known.
+    """Draw bars of median samples per second with the range of the runs, and a line at the limit if known.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -52,7 +52,7 @@ def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _limits(files: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> dict[str, float]:
-    """By workload, of the runs on the same machine."""
+    """Return limits by workload, from runs on the same machine."""
     here = measuring.identity(machine)
     runs_of = (content for content in files if content["benchmark"] == "end_to_end")
     same = [content for content in runs_of if measuring.identity(content["machine"]) == here]

@@ -1,4 +1,4 @@
-"""The text of docs/results.md, from the scores that are kept and those that others have published."""
+"""The text of docs/results.md, from saved scores and published returns."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
@@ -48,13 +48,13 @@ MODES = {"sampled": "sampled actions", "most_probable": "most probable actions"}
 
 
 def render(files: Iterable[Mapping[str, Any]]) -> str:
-    """The whole document from the contents of result files, in any order."""
+    """Return docs/results.md from the contents of result files, in any order."""
     chapters = [_chapter(found[BENCHMARK]) for found in markdown.by_machine(files)]
     return "\n".join([HEAD, *(chapters or [NOTHING]), METHOD])
 
 
 def _chapter(content: Mapping[str, Any]) -> str:
-    """The tables of one machine."""
+    """Return the tables of one machine."""
     if unknown := sorted(content["results"].keys() - TRIALS.keys()):
         raise UsageError(f"benchmarks/scores/trials.py has no {', '.join(unknown)}, of which there are results")
     results = {name: content["results"][name] for name in TRIALS if name in content["results"]}
@@ -66,7 +66,7 @@ def _chapter(content: Mapping[str, Any]) -> str:
 
 
 def _rows(name: str, outcomes: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Ours, a row per mode, and those of others."""
+    """Yield our rows, one per mode, then published returns."""
     seen = (f"`{TRIALS[name].env}`", *_training(outcomes))
     for mode, actions in MODES.items():
         found = summary(outcomes, mode)
@@ -78,7 +78,7 @@ def _rows(name: str, outcomes: list[dict[str, Any]]) -> Iterator[tuple[str, ...]
 
 
 def _training(outcomes: list[dict[str, Any]]) -> tuple[str, str]:
-    """How much was trained on, and in what time; means."""
+    """Return mean env steps and time of training."""
     steps, samples, seconds = (fmean(one[what] for one in outcomes) for what in ("env_steps", "samples", "seconds"))
     more = f" ({_millions(samples)} samples)" if samples != steps else ""
     most = "<= " if any(one.get("shared") for one in outcomes) else ""
@@ -86,7 +86,7 @@ def _training(outcomes: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _commands(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The words with which every environment was trained and played, and for which seeds."""
+    """Yield the training and evaluation commands of every environment, with the seeds."""
     for name, result in results.items():
         seeds_of: dict[tuple[str, str], list[str]] = {}
         for seed, one in result["seeds"].items():
@@ -104,7 +104,7 @@ def _own(found: Summary) -> str:
 
 
 def _returned(mean: float, deviation: float | None) -> str:
-    """A mean and its deviation, with as many digits as the mean is large."""
+    """Format a mean and a deviation; digits depend on the size of the mean."""
     digits = next((digits for least, digits in ((1000, 0), (100, 1), (1, 2)) if abs(mean) >= least), 3)
     return f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if deviation is not None else "")
 

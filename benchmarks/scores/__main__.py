@@ -1,11 +1,11 @@
-"""Returns of the presets: trained as anyone would type it, then played in episodes that training has not seen.
+"""Returns of the presets: default training, then unseen evaluation episodes.
 
     python -m benchmarks.scores [--workload NAME ...] [--seeds 1 2 3] [--add] [--shared] [--json=FILE]
 
-An environment is trained with its preset and a budget of at most five minutes (Atari: ten). Then the newest checkpoint,
-not the best one, plays as `appo evaluate` lets it play: each seed the same episodes, once with sampled and once with
-the most probable actions. `--add` trains only what the file does not hold yet, so that a measurement that was
-interrupted goes on. docs/results.md is made of the file.
+Each environment is trained with the preset for at most five minutes (Atari: ten). Then `appo evaluate` plays the newest
+checkpoint, not the best: the same episodes for each seed, once with sampled and once with the most probable actions.
+`--add` trains only the runs that the file lacks, which continues an interrupted measurement. docs/results.md is
+generated from the file.
 """
 
 import os
@@ -17,7 +17,6 @@ from benchmarks.shared import seeds
 
 
 def main() -> int:
-    """Train and play all, seed by seed."""
     parser = seeds.parser_of("What the presets reach.", TRIALS, "--workload")
     parser.prog = "python -m benchmarks.scores"
     parser.add_argument("--shared", action="store_true", help="other programs use the machine: say so of the times")

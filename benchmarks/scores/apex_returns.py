@@ -1,13 +1,12 @@
-"""Returns of Ape-X with its presets, and with a replay that draws all steps alike.
+"""Returns of Ape-X with the presets, and with a replay that draws uniformly.
 
     python -m benchmarks.scores.apex_returns [--trial NAME ...] [--seeds 1 2 3 4 5]
         [--add] [--json=FILE] [--markdown=FILE]
 
-A run is what `appo train --algo=APEX --env=ID` starts, with as many agent steps as the name of the trial has in the
-table. The newest checkpoint then plays 100 episodes greedily. The exit code is 1 if an environment has less than what
-is asked for: a return of 475 in CartPole, -75 in Acrobot, 265 in LunarLander (SLM-Lab's table has 265.9 for its double
-DQN with prioritised replay), 18 in Pong without sticky actions. On the cliff all actions are random, so that both ways
-of drawing see the same steps, of which a few in 20,000 have a reward.
+A run is `appo train --algo=APEX --env=ID` with the agent steps of the trial's table. The newest checkpoint then plays
+100 episodes greedily. The exit code is 1 if a mean return is below the goal: 475 in CartPole, -75 in Acrobot, 265 in
+LunarLander (SLM-Lab's table has 265.9 for a double DQN with prioritised replay), 18 in Pong without sticky actions. On
+the cliff all actions are random: both ways of drawing see the same steps, a few in 20,000 with a reward.
 """
 
 import sys
@@ -19,7 +18,7 @@ from benchmarks.scores.trials import Trial
 
 
 def _trial(env: str, env_steps: int, **flags: object) -> Trial:
-    """An environment with its preset; two hours end a run that would never end."""
+    """Return a trial with the preset; two hours end a run that would never end."""
     return Trial(env, env_steps, seconds=7200, flags={"algo": "APEX", "device": "cpu", **flags}, episodes=100)
 
 
@@ -58,7 +57,6 @@ GOALS = Goals("apex_returns", "Returns of Ape-X with its presets.", TRIALS, ASKE
 
 
 def main() -> int:
-    """Train and play all, seed by seed, then write the table."""
     return measure(GOALS)
 
 

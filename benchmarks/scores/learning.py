@@ -2,10 +2,11 @@
 
     python -m benchmarks.scores.learning [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
-Contenders on an environment learn with the same hyperparameters: those of Sample Factory's defaults, with batches and
-a rate that learn it. `preset` and `pong_preset` are what `train_appo.py --env=ID` does, Pong without sticky actions, as
-in all of these. Counted are the samples (steps of an agent that were trained on) until the mean return of the last 100
-episodes is there, and the seconds from the start of the command; where it does not get there, that mean at the end.
+All contenders of an environment learn with equal hyperparameters: the defaults of Sample Factory, with batches and a
+learning rate that work for the environment. `preset` and `pong_preset` run `train_appo.py --env=ID`; all runs of Pong
+have no sticky actions. The benchmark counts samples (agent steps trained on) until the mean return of the last 100
+episodes reaches the goal, and seconds from the start of the command. A run that misses the goal reports the mean return
+at the end.
 """
 
 import json
@@ -40,14 +41,14 @@ SAME_PONG = SAME | PONG | {
 
 
 class Task(NamedTuple):
-    """A task that is to be learned.
+    """A learning task.
 
     Attributes:
-        env: its id.
-        frames: that a sample has.
-        goal: a mean return at which training ends.
-        most_samples: with which it ends before; 0: it does not.
-        most_seconds: after which it ends before.
+        env: id of the environment.
+        frames: frames per sample.
+        goal: mean return that ends training.
+        most_samples: samples that end training; 0: no limit.
+        most_seconds: seconds that end training.
     """
 
     env: str
@@ -68,7 +69,7 @@ PONG_BY_TIME = Task("ALE/Pong-v5", 4, 18.0, 0, 1800)
 
 
 class Contender(NamedTuple):
-    """Who learns a task: we with flags, or Sample Factory with those that its driver has for a workload."""
+    """A contender: ours with flags, or Sample Factory with the flags of the driver's workload."""
 
     task: Task
     flags: Mapping[str, object] = {}
@@ -89,7 +90,7 @@ PEER = "sample_factory"
 
 
 class Learned(NamedTuple):
-    """When the goal was reached, or that it was not, and the mean return at the end."""
+    """Samples and seconds to the goal, or a missed goal, and the mean return at the end."""
 
     samples: int
     seconds: float
@@ -97,13 +98,13 @@ class Learned(NamedTuple):
     mean: float | None
 
     def line(self) -> str:
-        """For the terminal and for tables."""
+        """Return the summary for terminal and tables."""
         got = "" if self.reached else f" to {self.mean:.1f}" if self.mean is not None else " to nothing"
         return f"{self.samples:,}{got} in {self.seconds:.1f} s"
 
 
 def train(contender: Contender, seed: int, prefix: Sequence[str]) -> Learned:
-    """One run of ours."""
+    """Train with train_appo.py."""
     with runs.finished({**contender.flags, **contender.task.budget(), "seed": seed}, prefix) as run:
         last = read_metrics(run.directory / "metrics.jsonl")[-1]
     mean = last.get("reward/mean")
@@ -111,7 +112,7 @@ def train(contender: Contender, seed: int, prefix: Sequence[str]) -> Learned:
 
 
 def train_peer(contender: Contender, cache: Path, seed: int, prefix: Sequence[str]) -> Learned:
-    """One run of Sample Factory 2, which is ended when it has learned."""
+    """Train with Sample Factory 2, and end the run at the goal."""
     python, task = interpreter(PEER, cache), contender.task
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         log_path = Path(folder, "output.log")
@@ -131,14 +132,13 @@ def train_peer(contender: Contender, cache: Path, seed: int, prefix: Sequence[st
 
 
 def _returns(log_path: Path) -> list[tuple[int, float | None]]:
-    """Samples and the mean return at that time, as the driver has printed them."""
+    """Return samples and mean returns from the output of the driver."""
     lines = log_path.read_text(errors="replace").splitlines() if log_path.exists() else []
     found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
     return [(one["samples"], one["return"]) for one in found]
 
 
 def main() -> int:
-    """Train all contenders on all seeds, taking turns."""
     parser = seeds.parser_of("Learning per sample.", CONTENDERS)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
     arguments = parser.parse_args()

@@ -1,17 +1,17 @@
-"""Returns learned from datasets alone: behaviour cloning, MARWIL and conservative Q-learning on episodes recorded here.
+"""Returns learned from datasets alone: behaviour cloning, MARWIL and conservative Q-learning.
 
     python -m benchmarks.scores.offline_returns --datasets=FOLDER [--trial NAME ...] [--seeds 1 2 3 4 5] [--add]
         [--json=FILE] [--markdown=FILE]
 
-For each environment two policies are trained with its preset, one until it is good and one until it is a third as
-good, and `appo record` writes at least 100,000 steps of each, and of random actions, into the folder; what is there
-already is used as it is. Then each trial learns from its datasets without an environment, seed by seed, and the newest
-checkpoint plays 100 episodes: with actions that are drawn where it learned from the medium policy, whose actions were
-drawn too, else with the most probable ones. The exit code is 1 if something that is asked for is missed:
+For each environment the benchmark trains two policies with the preset, a good policy and a policy with a third of the
+return. `appo record` writes at least 100,000 steps of both policies and of random actions into the folder; existing
+datasets are reused. Then each trial learns from datasets without an environment, seed by seed, and the newest
+checkpoint plays 100 episodes. Trials of the medium policy, whose recorded actions were sampled, play sampled actions;
+all others play the most probable actions. The exit code is 1 if a goal is missed:
 
-- BC from the expert has at least 0.95 of the expert's return;
-- MARWIL from the medium policy is better than BC from it, beyond the interval of the difference over seeds;
-- conservative Q-learning from all three datasets of LunarLander is at least 50 above the medium policy.
+- BC from the expert reaches at least 0.95 of the expert's return;
+- MARWIL from the medium policy beats BC from the medium policy by more than the interval of the difference over seeds;
+- conservative Q-learning from all three datasets of LunarLander reaches at least 50 more than the medium policy.
 """
 
 import json
@@ -40,13 +40,13 @@ M = 1_000_000
 
 
 class Task(NamedTuple):
-    """An environment, and when the policies are as they should be that are recorded in it.
+    """An environment with the goals of its recorded policies.
 
     Attributes:
-        env: its id.
-        expert, medium: mean return at which training ends.
-        env_steps: after which it ends in any case.
-        algo: with which they are trained.
+        env: id of the environment.
+        expert, medium: mean returns that end training.
+        env_steps: env steps that end training in any case.
+        algo: algorithm of the recorded policies.
     """
 
     env: str
@@ -65,14 +65,14 @@ POLICIES = ("random", "medium", "expert")
 
 
 class Trial(NamedTuple):
-    """An algorithm, and the datasets that it learns from.
+    """An algorithm and the datasets to learn from.
 
     Attributes:
         task: name of the environment.
-        algo: as the flag has it.
-        policies: whose datasets.
-        flags: of learning.
-        mode: how the actions are chosen that it is judged by.
+        algo: value of the flag `--algo`.
+        policies: names of the recorded policies.
+        flags: flags of learning.
+        mode: choice of actions in the evaluation.
     """
 
     task: str
@@ -82,7 +82,7 @@ class Trial(NamedTuple):
     mode: str = MOST_PROBABLE
 
     def training(self, folder: Path) -> dict[str, object]:
-        """The flags of train_appo.py but for the seed; two hours end a run that would never end."""
+        """Return the flags of train_appo.py without the seed; two hours end a run that would never end."""
         words = ",".join(str(folder / self.task / policy) for policy in self.policies)
         env = TASKS[self.task].env
         return {"algo": self.algo, "env": env, "input": words, "device": "cpu", "train_for_seconds": 7200, **self.flags}
@@ -115,7 +115,7 @@ TRIALS = {
 
 
 class Recorded(NamedTuple):
-    """A dataset: how many steps there are, and the mean return of who acted."""
+    """A dataset: number of steps, and mean return of the recorded policy."""
 
     steps: int
     episodes: int
@@ -123,7 +123,7 @@ class Recorded(NamedTuple):
 
 
 def record(task: str, policy: str, folder: Path, prefix: Sequence[str]) -> Recorded:
-    """Write the dataset of a policy, which is trained for that, unless it is there; what is in it.
+    """Train a policy and record a dataset, unless the dataset exists; return the description of the dataset.
 
     Raises:
         RunError: a command failed.
@@ -143,7 +143,7 @@ def record(task: str, policy: str, folder: Path, prefix: Sequence[str]) -> Recor
 
 
 def policy_flags(task: str, policy: str) -> dict[str, object]:
-    """The flags with which a policy that is recorded is trained."""
+    """Return the training flags of a recorded policy."""
     one = TASKS[task]
     # A mean over fewer episodes is less behind the policy, which has gone on when its run ends.
     aim = {"train_until_return": one.medium, "stats_avg": 20}
@@ -154,7 +154,7 @@ def policy_flags(task: str, policy: str) -> dict[str, object]:
 
 
 def _said(words: Sequence[str], prefix: Sequence[str]) -> dict[str, Any]:
-    """The JSON object in the last line that a command prints."""
+    """Parse the JSON object in the last line of a command's output."""
     found: dict[str, Any] = json.loads(runs.run_to_end(own_command(words), prefix).splitlines()[-1])
     return found
 
@@ -163,11 +163,11 @@ class Learned(NamedTuple):
     """Outcome of a run.
 
     Attributes:
-        training: the words after `appo train`, but for the seed.
-        samples: steps that were read.
-        seconds: of training, start and end included.
-        mean, std, episodes: of the returns of episodes it has played.
-        behaviour: mean return of those who acted, by policy.
+        training: words after `appo train`, without the seed.
+        samples: steps read.
+        seconds: seconds of training, with start and end.
+        mean, std, episodes: statistics of the returns of the evaluation.
+        behaviour: mean return of the recorded actions, by policy.
     """
 
     training: str
@@ -179,7 +179,6 @@ class Learned(NamedTuple):
     behaviour: dict[str, float]
 
     def line(self) -> str:
-        """For the terminal."""
         acted = ", ".join(f"{policy} {value:.1f}" for policy, value in self.behaviour.items())
         return (
             f"{self.samples:,} steps read in {self.seconds:.0f} s; return {self.mean:.1f}; of those who acted: {acted}"
@@ -200,12 +199,12 @@ def learn(trial: Trial, seed: int, folder: Path, prefix: Sequence[str]) -> Learn
 
 
 class Row(NamedTuple):
-    """Returns of the seeds of a trial, and whether they are as asked for.
+    """Returns of the seeds of a trial, compared with the goal.
 
     Attributes:
-        means: of the episodes of each seed, in the order of seeds.
-        asked: in words; empty: nothing.
-        reached: whether it is so.
+        means: mean return of each seed, in the order of seeds.
+        asked: goal in words; empty: no goal.
+        reached: whether the goal is reached.
     """
 
     name: str
@@ -215,7 +214,6 @@ class Row(NamedTuple):
     reached: bool
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of the row, for people."""
         trial, (mean, margin) = TRIALS[self.name], student_interval(self.means)
         shown = f"**{mean:,.1f}**" + (f" ± {margin:,.1f}" if math.isfinite(margin) else "")
         acted = ", ".join(f"{policy} {self.behaviour[policy]:,.1f}" for policy in trial.policies)
@@ -237,7 +235,7 @@ HEADS = (
 
 
 def rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Put the seeds of every trial together, in the order of `TRIALS`."""
+    """Return a row per trial, in the order of `TRIALS`."""
     means: dict[str, tuple[float, ...]] = {}
     behaviour: dict[str, Mapping[str, float]] = {}
     for name in TRIALS:
@@ -249,7 +247,7 @@ def rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def _verdict(name: str, means: Mapping[str, tuple[float, ...]], behaviour: Mapping[str, float]) -> tuple[str, bool]:
-    """Return the return that is asked for of a trial, in words, and whether it is reached."""
+    """Return the goal of a trial in words, and whether the goal is reached."""
     mean = fmean(means[name])
     if name.endswith("bc_expert"):
         wanted = SHARE_OF_EXPERT * behaviour["expert"]
@@ -267,12 +265,11 @@ def _verdict(name: str, means: Mapping[str, tuple[float, ...]], behaviour: Mappi
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the rows as a table of Markdown, and when they were measured."""
+    """Return the rows as a Markdown table, with dates and commits."""
     return f"{markdown.table(HEADS, (row.cells() for row in rows(results)))}\n\n{markdown.measured(results)}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record, learn and play all, seed by seed, then write the table."""
     parser = seeds.parser_of("Returns of what is learned from datasets.", TRIALS, "--trial")
     parser.set_defaults(seeds=SEEDS)
     parser.add_argument("--datasets", type=Path, required=True, help="folder of the datasets, which are kept")

@@ -1,9 +1,9 @@
-"""Population-based training on CartPole: four learning rates from far too small to far too large, with and without it.
+"""Population-based training on CartPole: four learning rates from far too small to far too large, with and without PBT.
 
     python -m benchmarks.scores.population [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
-Both runs of a seed have the same flags but for `--with_pbt`, and the same seconds. Said is the mean return of the last
-episodes of every policy, and of the worst one, at the end.
+Both runs of a seed have the same seconds and, except for `--with_pbt`, the same flags. The benchmark prints the final
+mean return of every policy and of the worst policy.
 """
 
 import os
@@ -30,7 +30,7 @@ CONTENDERS: Mapping[str, Mapping[str, object]] = {
 
 
 class Trained(NamedTuple):
-    """How a run ended: mean return of each policy, what became of them, and how long it took."""
+    """End of a run: mean return of each policy, copies and mutations, seconds."""
 
     returns: list[float]
     copies: int
@@ -39,14 +39,12 @@ class Trained(NamedTuple):
     seconds: float
 
     def line(self) -> str:
-        """For the terminal."""
         returns = " ".join(f"{one:.1f}" for one in self.returns)
         what = f"{self.copies} copies, {self.mutations} mutations, {self.seconds:.0f} s"
         return f"returns {returns}, worst {min(self.returns):.1f}, {what}"
 
 
 def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Trained:
-    """One run."""
     with runs.finished({**FLAGS, **flags, "seed": seed}, prefix) as run:
         records = read_metrics(run.directory / "metrics.jsonl")
         events = read_events(run.directory)
@@ -57,7 +55,6 @@ def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Trai
 
 
 def main() -> int:
-    """Train both on all seeds, taking turns."""
     arguments = seeds.parser_of("Population-based training on CartPole.", CONTENDERS).parse_args()
     seeds.train_all("population", arguments, lambda name, seed: train(CONTENDERS[name], seed, arguments.prefix))
     return os.EX_OK

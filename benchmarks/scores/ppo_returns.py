@@ -3,15 +3,15 @@
     python -m benchmarks.scores.ppo_returns [--trial NAME ...] [--seeds 1 2 3 4 5]
         [--add] [--json=FILE] [--markdown=FILE]
 
-Every hyperparameter that the zoo names, or leaves to Stable-Baselines3, is given as a flag, so that no preset decides.
-A run is one process (`--inference=serial`), repeats itself bit by bit, and takes one core: start two commands with
-files of their own to use two. The newest checkpoint then plays 100 episodes that training has not seen, with the most
-probable actions. The exit code is 1 if an environment has less than what is asked for.
+Flags give every hyperparameter that the zoo sets or leaves to Stable-Baselines3; no preset decides. A run is a single
+process (`--inference=serial`) on one core and reproduces bit by bit: to use two cores, start two commands with separate
+files. The newest checkpoint then plays 100 unseen episodes with the most probable actions. The exit code is 1 if an
+environment misses the goal.
 
-What cannot be said in flags and differs: the last layer of the values starts with the gain of the hidden layers instead
-of 1; where the zoo divides rewards by the deviation of discounted returns, the critic predicts value targets in units
-of theirs; observations are clipped to 5 deviations instead of 10; schedules follow the share of the budget before an
-iteration instead of after it.
+Differences without a flag: the last layer of the critic starts with the gain of the hidden layers instead of 1; where
+the zoo divides rewards by the deviation of discounted returns, our critic predicts value targets in units of the
+targets' deviation; observations are clipped to 5 deviations instead of 10; schedules follow the share of the budget
+before an iteration instead of after the iteration.
 
 Source: https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ppo.yml, and the defaults of stable_baselines3.PPO.
 """
@@ -71,7 +71,7 @@ NORMALIZED: Mapping[str, object] = {"normalize_input": True, "normalize_returns"
 
 
 def _rollouts(n_envs: int, n_steps: int, batch_size: int) -> dict[str, object]:
-    """Sizes of an iteration in the zoo's words, as flags."""
+    """Translate sizes of an iteration from the zoo's names to flags."""
     return {
         "num_envs_per_worker": n_envs,
         "rollout": n_steps,
@@ -81,7 +81,7 @@ def _rollouts(n_envs: int, n_steps: int, batch_size: int) -> dict[str, object]:
 
 
 def _trial(env: str, env_steps: int, *flags: Mapping[str, object]) -> Trial:
-    """An environment with flags, of which later ones win; two hours end a run that would never end."""
+    """Return a trial; later flags override earlier flags, and two hours end a run that would never end."""
     merged = {name: value for part in (ONE_PROCESS, SB3, *flags) for name, value in part.items()}
     return Trial(env, env_steps, seconds=7200, flags=merged, episodes=100)
 
@@ -124,7 +124,6 @@ GOALS = Goals("ppo_returns", "Returns of PPO with the hyperparameters of rl-base
 
 
 def main() -> int:
-    """Train and play all, seed by seed, then write the table."""
     return measure(GOALS)
 
 

@@ -1,7 +1,7 @@
-"""Returns that others have published, by trial of benchmarks/scores/trials.py, each with where it stands.
+"""Published returns by trial of benchmarks/scores/trials.py, each with its source.
 
-Only what a page or a file says that anybody can open; measured with other versions, on other machines, and by other
-rules. A deviation is that over seeds where there are several, else that over episodes.
+Every source is a public page or file. The figures come from other versions, machines and rules. A deviation is over
+seeds where a source has several seeds, else over episodes.
 """
 
 from typing import NamedTuple
@@ -19,15 +19,15 @@ M = 1_000_000
 
 
 class Published(NamedTuple):
-    """One figure.
+    """A published figure.
 
     Attributes:
-        who: has published it, and what it is of.
-        source: where.
-        measured_on: the environment, if it is another version; and what else differs.
-        mean, deviation: of the returns.
-        env_steps: in frames, as ours; None: not said.
-        of: how many seeds and episodes.
+        who: publisher and subject.
+        source: address.
+        measured_on: version of the environment, if different, and other differences.
+        mean, deviation: statistics of the returns.
+        env_steps: frames, as in our tables; None: not published.
+        of: numbers of seeds and episodes.
     """
 
     who: str
@@ -40,13 +40,13 @@ class Published(NamedTuple):
 
 
 def _zoo(measured_on: str, mean: float, deviation: float, env_steps: int, episodes: int) -> Published:
-    """PPO of Stable-Baselines3 with its tuned hyperparameters; actions are the most probable ones but for Atari."""
+    """PPO of Stable-Baselines3 with tuned hyperparameters; actions are the most probable actions except in Atari."""
     of = f"1 seed, {episodes:,} episodes"
     return Published("RL Zoo, PPO", ZOO, measured_on, mean, deviation, env_steps, of)
 
 
 def _cleanrl(measured_on: str, mean: float, deviation: float, env_steps: int) -> Published:
-    """Episodes at the end of training; steps are the defaults of the scripts, seeds those of its benchmark/ppo.sh."""
+    """Episodes at the end of training; steps are the scripts' defaults, seeds come from benchmark/ppo.sh."""
     return Published("CleanRL, PPO", CLEANRL, measured_on, mean, deviation, env_steps, "3 seeds, while training")
 
 
@@ -63,7 +63,7 @@ def _doom(name: str, measured_on: str, mean: float, deviation: float) -> Publish
 
 
 def _threshold(value: float) -> Published:
-    """`reward_threshold` of the registration: from which mean return on the environment counts as solved."""
+    """`reward_threshold` of the registration: the mean return that solves the environment."""
     return Published("solved from", GYMNASIUM, "", value, None, None, "gymnasium's registry")
 
 

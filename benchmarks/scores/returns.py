@@ -1,6 +1,6 @@
-"""Returns that an algorithm reaches in several environments, over seeds, beside what is asked for.
+"""Returns of an algorithm in several environments, over seeds, compared with goals.
 
-The newest checkpoint of a run plays 100 episodes that training has not seen, with the most probable actions.
+The newest checkpoint of a run plays 100 unseen episodes with the most probable actions.
 """
 
 import math
@@ -17,13 +17,13 @@ SEEDS = [1, 2, 3, 4, 5]
 
 
 class Goals(NamedTuple):
-    """Trials of a benchmark, and the returns that are asked for.
+    """Trials of a benchmark with goals.
 
     Attributes:
-        benchmark: its name, which stands in its files.
-        description: for its help.
-        trials: by name.
-        asked: mean return over the seeds, by name of a trial.
+        benchmark: name in result files.
+        description: text for `--help`.
+        trials: trials by name.
+        asked: goal by name of a trial: mean return over the seeds.
     """
 
     benchmark: str
@@ -48,9 +48,9 @@ class Row(NamedTuple):
     """Returns of the seeds of a trial.
 
     Attributes:
-        asked: mean return that is asked for; None: none is.
-        returns: mean return of the episodes of each seed, in the order of `seeds`; nan where no episode has ended.
-        seconds: mean of training.
+        asked: goal of the mean return; None: no goal.
+        returns: mean return of each seed, in the order of `seeds`; nan: no episode ended.
+        seconds: mean seconds of training.
     """
 
     name: str
@@ -62,16 +62,14 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over the seeds; nan if one has ended no episode."""
+        """Return the mean over the seeds; nan if a seed ended no episode."""
         return fmean(self.returns)
 
     @property
     def reached(self) -> bool:
-        """Whether the mean is what is asked for."""
         return self.asked is None or self.mean >= self.asked
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of the row, for people."""
         deviation = stdev(self.returns) if len(self.returns) > 1 else 0.0
         mean = f"**{self.mean:,.1f} ± {deviation:,.1f}**" + ("" if self.reached else " (missed)")
         each = ", ".join(f"{value:,.1f}" for value in self.returns)
@@ -81,7 +79,7 @@ class Row(NamedTuple):
 
 
 def rows(goals: Goals, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Put the seeds of every trial together, in the order of the trials."""
+    """Return a row per trial, in the order of the trials."""
     found = []
     for name, trial in goals.trials.items():
         by_seed = sorted(results.get(name, {}).get("seeds", {}).items(), key=lambda pair: int(pair[0]))
@@ -95,16 +93,16 @@ def rows(goals: Goals, results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def table(goals: Goals, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the rows as a table of Markdown, and when they were measured."""
+    """Return the rows as a Markdown table, with dates and commits."""
     return f"{markdown.table(HEADS, (row.cells() for row in rows(goals, results)))}\n\n{markdown.measured(results)}\n"
 
 
 def measure(goals: Goals, argv: Sequence[str] | None = None) -> int:
-    """Train and play all, seed by seed, then write the table; the exit code, 1 if a return is below what is asked for.
+    """Train and play seed by seed, then write the table; return the exit code, 1 if a goal is missed.
 
     Raises:
-        UsageError: the command line cannot be used.
-        RunError: runs have failed.
+        UsageError: invalid command line.
+        RunError: runs failed.
     """
     parser = seeds.parser_of(goals.description, goals.trials, "--trial")
     parser.set_defaults(seeds=SEEDS)

@@ -1,11 +1,11 @@
-"""Self-play on rock-paper-scissors: whether the past versions, taken together, choose evenly by chance.
+"""Self-play on rock-paper-scissors: whether the mean of the past versions chooses evenly.
 
     python -m benchmarks.scores.self_play [--seeds 1 2 3] [--contender NAME ...] [--add] [--json=FILE]
 
-A gradient runs in circles around the only strategy that cannot be exploited, so no single version need be near it. Said
-are the mean strategy of the versions of the second half of training, how far it is from a third at most, and the same
-of the worst single version. Without self-play (`--contender alone`) the policy plays itself; its versions are taken as
-often.
+Gradients circle around the only strategy that cannot be exploited, so no single version needs to be near the strategy.
+The benchmark prints the mean strategy of the versions from the second half of training, the largest distance of the
+mean from a third, and the largest distance of a single version. Without self-play (`--contender alone`) the policy
+plays against itself; versions are saved equally often.
 """
 
 import os
@@ -41,14 +41,14 @@ TOLERANCE = 0.05
 
 
 class Trained(NamedTuple):
-    """Outcome of the training of a run.
+    """Outcome of a run.
 
     Attributes:
-        mean: strategy of all versions of the second half together: rock, paper, scissors.
-        farthest: largest difference of it to a third.
-        worst_version: the same of the version for which it is largest.
-        win_rate: against the pool at the end; 0 if it was not played.
-        seconds: of the run.
+        mean: mean strategy of all versions of the second half: rock, paper, scissors.
+        farthest: largest difference between the mean and a third.
+        worst_version: largest difference between a single version and a third.
+        win_rate: win rate against the pool at the end; 0 without a pool.
+        seconds: seconds of the run.
     """
 
     mean: list[float]
@@ -58,14 +58,13 @@ class Trained(NamedTuple):
     seconds: float
 
     def line(self) -> str:
-        """For the terminal."""
         mean = " ".join(f"{one:.3f}" for one in self.mean)
         far = f"{self.farthest:.3f} from a third (at most {TOLERANCE}), one version {self.worst_version:.3f}"
         return f"{mean}, {far}, win rate {self.win_rate:.2f}, {self.seconds:.0f} s"
 
 
 def strategies(directory: Path) -> list[list[float]]:
-    """With which probability each past version of a run chooses what in the first round."""
+    """Return the probabilities of each past version in the first round."""
     versions = sorted(int(path.name[5:]) for path in (directory / "checkpoint_p0" / "past").glob("ckpt_*"))
     config, flags = MatchConfig(train_dir=str(directory.parent)), EvaluationConfig(no_render=True)
     envs = None
@@ -84,7 +83,6 @@ def strategies(directory: Path) -> list[list[float]]:
 
 
 def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Trained:
-    """One run."""
     with runs.finished({**FLAGS, **flags, "seed": seed}, prefix) as run:
         of_versions = np.array(strategies(run.directory))
         win_rate = last_values(read_metrics(run.directory / "metrics.jsonl")).get("selfplay/win_rate", 0.0)
@@ -94,7 +92,7 @@ def train(flags: Mapping[str, object], seed: int, prefix: Sequence[str]) -> Trai
 
 
 def main() -> int:
-    """Train on all seeds; an error if the promise is not kept."""
+    """Train on all seeds; exit code 1 after a broken promise."""
     parser = seeds.parser_of("Self-play on rock-paper-scissors.", CONTENDERS)
     parser.set_defaults(names=("past",))
     arguments = parser.parse_args()

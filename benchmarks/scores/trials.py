@@ -1,4 +1,4 @@
-"""The trainings whose returns stand in docs/results.md, and the figures of a trained agent."""
+"""Trainings behind docs/results.md, and returns of the trained policies."""
 
 import shlex
 import statistics
@@ -16,15 +16,15 @@ NO_STICKY_ACTIONS = {"env_kwargs": "repeat_action_probability=0"}  # as in the e
 
 
 class Trial(NamedTuple):
-    """A training, for how long, and how it is played afterwards.
+    """A training with an evaluation.
 
     Attributes:
-        env: its id.
-        env_steps: budget, in frames; 0: only that of time.
-        seconds: most that training may take.
-        flags: of the environment.
-        episodes: played in each mode.
-        most_frames: at which playing ends in each mode, so that a policy that waits for ever ends too; 0: it does not.
+        env: id of the environment.
+        env_steps: budget in frames; 0: no limit.
+        seconds: longest training.
+        flags: flags of the environment.
+        episodes: episodes per mode.
+        most_frames: frames per mode that end the evaluation of a policy that waits for ever; 0: no limit.
     """
 
     env: str
@@ -35,18 +35,18 @@ class Trial(NamedTuple):
     most_frames: int = 0
 
     def training(self) -> dict[str, object]:
-        """The flags of train_appo.py but for the seed."""
+        """Return the flags of train_appo.py without the seed."""
         budget = {"train_for_env_steps": self.env_steps} if self.env_steps else {}
         return {"env": self.env, **self.flags, **budget, "train_for_seconds": self.seconds}
 
     def evaluation(self) -> list[str]:
-        """The flags of `appo evaluate`."""
+        """Return the flags of `appo evaluate`."""
         frames = {"max_num_frames": self.most_frames} if self.most_frames else {}
         return words_of({"episodes": self.episodes, **frames})
 
 
 def _atari(env: str) -> Trial:
-    """A game of Atari, for twice as long."""
+    """Return a trial of an Atari game, with twice the time."""
     return Trial(env, seconds=560, flags=NO_STICKY_ACTIONS, episodes=10, most_frames=400_000)
 
 
@@ -87,13 +87,13 @@ class Scored(NamedTuple):
     """Outcome of a run.
 
     Attributes:
-        training, evaluation: the words after `appo train`, but for the seed, and after `appo evaluate RUN`.
-        env_steps: in frames, that were trained on.
-        samples: steps of an agent that were trained on.
-        seconds: of the command that trained, its start and its end included.
-        played: by mode, `sampled` and `most_probable`: mean and standard deviation of the returns, and their number;
-            of several agents, a return is their mean.
-        shared: whether other programs used the machine meanwhile, so that the seconds are too many.
+        training, evaluation: words after `appo train`, without the seed, and after `appo evaluate RUN`.
+        env_steps: frames trained on.
+        samples: agent steps trained on.
+        seconds: seconds of the training command, with start and end.
+        played: mean, standard deviation and number of the returns by mode, `sampled` and `most_probable`; with several
+            agents a return is the mean over the agents.
+        shared: whether other programs used the machine, which makes the seconds too high.
     """
 
     training: str
@@ -105,7 +105,6 @@ class Scored(NamedTuple):
     shared: bool
 
     def line(self) -> str:
-        """For the terminal."""
         returns = ", ".join(f"{mode} {_shown(of['mean'])}" for mode, of in self.played.items())
         return f"{self.env_steps:,} env steps in {self.seconds:.0f} s; return {returns}"
 
@@ -123,13 +122,13 @@ def score(trial: Trial, seed: int, prefix: Sequence[str], *, shared: bool = Fals
 
 
 class Summary(NamedTuple):
-    """Several seeds of one mode.
+    """Several seeds in one mode.
 
     Attributes:
-        mean: of the means of the seeds.
-        deviation: of those means, over seeds; with one seed, over its episodes. None: no seed has ended an episode.
-        seeds: that have ended episodes.
-        episodes: of all of them.
+        mean: mean of the means of the seeds.
+        deviation: deviation over seeds; with one seed, over episodes. None: no seed ended an episode.
+        seeds: number of seeds that ended episodes.
+        episodes: number of episodes of all seeds.
     """
 
     mean: float | None
@@ -139,7 +138,7 @@ class Summary(NamedTuple):
 
 
 def summary(outcomes: Sequence[Mapping[str, Any]], mode: str) -> Summary:
-    """Put the outcomes of several seeds together, leaving out those that have ended no episode."""
+    """Combine the outcomes of several seeds; a seed without a finished episode does not count."""
     found = [one["played"][mode] for one in outcomes if one["played"][mode]["episodes"]]
     if not found:
         return Summary(None, None, 0, 0)

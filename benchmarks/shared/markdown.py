@@ -1,4 +1,4 @@
-"""Parts of generated pages: tables, and what is said of a machine and of when something was measured."""
+"""Parts of generated pages: tables, descriptions of machines, dates of measurements."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,13 +10,12 @@ Files = Mapping[str, Mapping[str, Any]]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of Markdown."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join(["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines])
 
 
 def by_machine(files: Iterable[Mapping[str, Any]]) -> list[Files]:
-    """Contents of result files, machine by machine."""
+    """Group the contents of result files by machine."""
     found: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for content in files:
         found.setdefault(measuring.identity(content["machine"]), {})[content["benchmark"]] = content
@@ -24,7 +23,7 @@ def by_machine(files: Iterable[Mapping[str, Any]]) -> list[Files]:
 
 
 def machine_heading(machine: Mapping[str, Any]) -> str:
-    """The heading of a machine's chapter, and what else is known of it."""
+    """Return the heading of a machine's chapter with the description of the machine."""
     sets = ", ".join(machine["instruction_sets"])
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
@@ -33,7 +32,7 @@ def machine_heading(machine: Mapping[str, Any]) -> str:
 
 
 def measured(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """When, and of which commits; of results by seed, of every seed, and of those that were added to, of all before."""
+    """Return dates and commits of the measurements: of every seed, and of all results in a file that was added to."""
     marks = [
         mark
         for result in results.values()

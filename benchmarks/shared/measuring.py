@@ -1,8 +1,7 @@
 """Parts of all benchmarks: medians, rates, the machine, and the JSON files behind docs/performance.md.
 
 A result file holds one benchmark on one machine: `{"benchmark", "machine", "results": {workload: {...}}}`. Measuring a
-workload again replaces its entry, so that a file can be filled piece by piece; every entry says when and of which
-commit it is.
+workload again replaces the entry of the workload, which contains date and commit. A file can be filled piece by piece.
 """
 
 import json
@@ -29,18 +28,18 @@ PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "mujoco", "vizdoom")
 
 
 class ProcessError(AppoError):
-    """A process that measures has failed."""
+    """A measuring process failed."""
 
 
 class Point(NamedTuple):
-    """How much was done until when."""
+    """Amount of work done until a time."""
 
     seconds: float
     done: float
 
 
 class Spread(NamedTuple):
-    """Several measurements of one thing."""
+    """Several measurements of a single quantity."""
 
     median: float
     lowest: float
@@ -54,10 +53,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def rate(points: Sequence[Point]) -> float:
-    """Counts per second: the slope of the straight line that fits best.
+    """Return counts per second: the slope of the line of best fit.
 
-    Counts of training grow in steps of a batch; a line through all points depends less on where in a step the first and
-    the last one lie than their difference does.
+    Counts of training grow in steps of a batch. The slope depends less on the phase of the first and the last point
+    than the difference of both points does.
 
     Raises:
         ValueError: fewer than two different times.
@@ -66,7 +65,7 @@ def rate(points: Sequence[Point]) -> float:
 
 
 def seconds_per_call(function: Callable[[], object], seconds: float, warm_up: int = 3) -> list[float]:
-    """Durations of calls, for about that long and at least three, after some that do not count."""
+    """Call for `seconds`, at least three times, after warm-up calls that do not count; return the durations."""
     for _ in range(warm_up):
         function()
     durations: list[float] = []
@@ -79,15 +78,15 @@ def seconds_per_call(function: Callable[[], object], seconds: float, warm_up: in
 
 
 def steps_per_second_at_most(cores: int, microseconds: Sequence[float]) -> float:
-    """The limit: all cores busy with what each step costs in isolation, and nothing else."""
+    """Return the speed if all cores were busy with the isolated costs of a step and nothing else."""
     return cores * 1e6 / sum(microseconds)
 
 
 def in_fresh_processes(function: Callable[..., Any], calls: Sequence[Sequence[Any]]) -> list[Any]:
-    """The results of a function for several arguments at once, each in a new interpreter without traces of others.
+    """Call a function with several arguments at once, each in a new interpreter; return the results.
 
     Raises:
-        ProcessError: one of them ended without a result; it has said why.
+        ProcessError: a process ended without a result, and has printed the reason.
     """
     context = get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in calls]
@@ -119,7 +118,7 @@ def _send_result(sender: Connection, function: Callable[..., Any], arguments: tu
 
 
 def on_one_core(core: int = 0) -> None:
-    """Make this process like a worker's: one core, one thread, memory that is kept; before torch is imported."""
+    """Give this process a worker's settings before torch is imported: one core, one thread, memory that is kept."""
     cores = allowed_cores()
     pin_to(frozenset({cores[core % len(cores)]}))
     limit_threads(1)
@@ -127,7 +126,7 @@ def on_one_core(core: int = 0) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Return everything that figures depend on besides the code."""
+    """Describe the machine and the packages."""
     words = _cpu_flags()
     return {
         "cpu": _cpu_model(),
@@ -142,17 +141,17 @@ def machine() -> dict[str, Any]:
 
 
 def provenance() -> dict[str, str]:
-    """When, and the last commit that changed the code that is measured."""
+    """Return the date, and the last commit that changed the measured code."""
     commit = _output("git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", *MEASURED) or "unknown"
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", *MEASURED)
     return {"commit": commit + ("+changes" if changed else ""), "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}"}
 
 
 def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write results by workload into a result file, in the place of earlier ones; nothing without a path.
+    """Write results by workload into a result file, in place of earlier results; do nothing without a path.
 
     Raises:
-        UsageError: the file is another benchmark's or another machine's.
+        UsageError: the file belongs to another benchmark or another machine.
     """
     if path is None:
         return
@@ -167,10 +166,10 @@ def save(path: Path | None, benchmark: str, results: Mapping[str, Mapping[str, A
 
 
 def check(path: Path | None, benchmark: str) -> None:
-    """See that results may be written into a file, if there is one.
+    """Check that results may be written into the file, if the file exists.
 
     Raises:
-        UsageError: the file is another benchmark's or another machine's.
+        UsageError: the file belongs to another benchmark or another machine.
     """
     if path is None or not path.exists():
         return
@@ -181,25 +180,24 @@ def check(path: Path | None, benchmark: str) -> None:
 
 
 def earlier(path: Path | None, workload: str) -> dict[str, Any]:
-    """Return what a result file holds of a workload; nothing without a file."""
+    """Return a workload's entry of a result file; empty without a file."""
     results = read(path)["results"] if path is not None and path.exists() else {}
     found: dict[str, Any] = results.get(workload, {})
     return found
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a result file."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 def identity(description: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what makes figures incomparable if it differs; versions of packages are only told."""
+    """Return the parts of a machine's description that make figures comparable; versions of packages do not count."""
     return tuple(description[name] for name in ("cpu", "cores", "gpu"))
 
 
 def _rounded(value: Any) -> Any:
-    """The same with six digits of every number: no measurement has more."""
+    """Round every number to six digits; no measurement has more."""
     if isinstance(value, Mapping):
         return {name: _rounded(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +206,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _cpu_model() -> str:
-    """The name, with family and model, as virtual machines often call theirs by a brand alone."""
+    """Return name, family and model, because virtual machines often name only a brand."""
     words = _cpu_words()
     if "model name" not in words:
         return platform.machine()
@@ -221,7 +219,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _cpu_words() -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the first core."""
+    """Return the fields of /proc/cpuinfo for the first core."""
     first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -239,7 +237,7 @@ def _installed(package: str) -> str | None:
 
 
 def _output(*words: str) -> str:
-    """Return what a command prints; nothing if there is no such command or it fails."""
+    """Return the output of a command; empty if the command is missing or fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     except OSError:

@@ -1,8 +1,8 @@
-"""The cost of something that stands beside training: pairs of runs, with it and without.
+"""Cost of an addition to training: pairs of runs with and without the addition.
 
-Both run in turns, A B B A A B ..., each from its own start. Compared are, pair by pair, the speed and the CPU time of a
-sample; the median of all pairs counts. The CPU time is the figure to go by: it varies less, and on a machine that is
-busy it is the speed, unless what is measured is of so low a priority that it mostly takes what others leave.
+The runs of a pair take turns, A B B A A B ..., each from a fresh start. Each pair yields a difference of speed and of
+CPU time per sample; the median over all pairs counts. On a busy machine CPU time varies less than speed. For an
+addition of low priority, which takes leftover CPU time, only the speed counts.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from benchmarks.shared.workloads import Workload, add_workload_arguments, chosen
 
 
 class Side(NamedTuple):
-    """One of both.
+    """One side of a pair.
 
     Attributes:
-        program: the words after the interpreter.
-        flags: of train_appo.py.
-        own_folder: a flag that names a folder of each run's own; empty: none.
+        program: words after the interpreter.
+        flags: flags of train_appo.py.
+        own_folder: flag that names a folder for each run; empty: no such flag.
     """
 
     program: tuple[str, ...] = (str(ROOT / "train_appo.py"),)
@@ -39,12 +39,12 @@ class Question(NamedTuple):
     """A comparison.
 
     Attributes:
-        benchmark: its name in result files.
-        what: it is that costs something.
-        most_percent: that it may cost.
-        takes_leftovers: whether it mostly takes CPU time that nobody else wants, so that only the speed counts.
-        having, lacking: training with it, and without.
-        seconds: of a run that are measured, unless told otherwise.
+        benchmark: name in result files.
+        what: name of the addition.
+        most_percent: highest allowed cost.
+        takes_leftovers: whether the addition mostly takes leftover CPU time; then only the speed counts.
+        having, lacking: training with and without the addition.
+        seconds: default length of the measurement of a run.
     """
 
     benchmark: str
@@ -57,7 +57,6 @@ class Question(NamedTuple):
 
 
 def train(side: Side, workload: Workload, timing: Timing) -> Observed:
-    """One run."""
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         given = {"train_dir": folder, "experiment": "run", "experiment_summaries_interval": 0.5, "auto_tune": False}
         if side.own_folder:
@@ -69,7 +68,7 @@ def train(side: Side, workload: Workload, timing: Timing) -> Observed:
 
 
 def measure(question: Question, name: str, workload: Workload, pairs: int, timing: Timing) -> dict[str, Any]:
-    """All pairs of a workload."""
+    """Measure all pairs of a workload."""
     sides = {"having": question.having, "lacking": question.lacking}
     found: dict[str, list[Observed]] = {kind: [] for kind in sides}
     for pair in range(pairs):
@@ -93,7 +92,7 @@ def _cpu(run: Observed) -> float:
 
 
 def ask(question: Question) -> int:
-    """Measure as the command line says, print and keep; an exit code."""
+    """Measure as the command line asks, print and save; return the exit code."""
     parser = argparse.ArgumentParser(description=f"What {question.what} costs.")
     add_workload_arguments(parser)
     parser.add_argument("--pairs", type=int, default=5, help="of runs (default 5)")

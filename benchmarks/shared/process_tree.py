@@ -1,6 +1,6 @@
-"""A process and all its descendants: who they are, how much CPU time they have used, and the memory that they hold.
+"""A process and its descendants: roles, CPU time and memory.
 
-Memory is the proportional set size (PSS): a page that several processes share counts once in their sum.
+Memory is the proportional set size (PSS): the sum over processes counts a shared page once.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ class Process(NamedTuple):
 
 
 def parse_stat(text: str) -> Stat:
-    """The name may hold spaces and brackets; all else follows its last bracket."""
+    """Parse `/proc/PID/stat`. The name may contain spaces and brackets; all other fields follow the last bracket."""
     name = text[text.index("(") + 1 : text.rindex(")")]
     words = text[text.rindex(")") + 2 :].split()
     return Stat(name, int(words[1]), (int(words[11]) + int(words[12])) / TICKS_PER_SECOND)
 
 
 def parse_pss(text: str) -> int:
-    """Bytes, of `/proc/PID/smaps_rollup`; 0 where there are none."""
+    """Return the bytes of PSS in `/proc/PID/smaps_rollup`; 0 for empty text."""
     found = re.search(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def parse_anonymous(text: str) -> int:
-    """Bytes of pages in no file, of `/proc/PID/status`; 0 where there are none."""
+    """Return the bytes of anonymous pages in `/proc/PID/status`; 0 for empty text."""
     found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 def role_of(name: str, output: str) -> str:
-    """Return the role of a process: a worker of ours has a log file of its own, a game of VizDoom its name."""
+    """Return the role of a process: from the log file of a worker, or from the process name of a VizDoom game."""
     if name.lower().startswith("vizdoom"):
         return "game"
     worker = re.fullmatch(r"(actor|policy_worker|learner)_[\d.]+\.log", Path(output).name)
@@ -58,7 +58,7 @@ def role_of(name: str, output: str) -> str:
 
 
 def processes(root: int) -> list[Process]:
-    """The process and its descendants, parents first."""
+    """Return the process and all descendants, parents first."""
     stats = dict(_stats())
     children: dict[int, list[int]] = {}
     for pid, stat in stats.items():
@@ -73,17 +73,15 @@ def processes(root: int) -> list[Process]:
 
 
 def pss_bytes(members: list[Process]) -> int:
-    """The memory of them together."""
     return sum(parse_pss(_read(PROC / str(member.pid) / "smaps_rollup")) for member in members)
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of its own."""
     return parse_anonymous(_read(PROC / str(pid) / "status"))
 
 
 def command_of(pid: int) -> list[str]:
-    """The words with which it was started."""
+    """Return the command line of a process."""
     return _read(PROC / str(pid) / "cmdline").split("\0")[:-1]
 
 
@@ -100,7 +98,7 @@ def _output_of(pid: int) -> str:
 
 
 def _read(path: Path) -> str:
-    """The text; nothing once the process has ended."""
+    """Return the text; empty after the end of the process."""
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace")
     return ""

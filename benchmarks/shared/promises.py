@@ -1,6 +1,6 @@
-"""Figures that docs/reliability.md promises something about: how they are kept, and how people read them.
+"""Figures with a promise in docs/reliability.md: storage and presentation.
 
-A result that holds some is `{"figures": [...], ...}`, each of them a `Figure` as a JSON object.
+An entry of a result file is `{"figures": [...], ...}` with each `Figure` as a JSON object.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """One number, and what is promised of it."""
+    """A number with a promised upper limit."""
 
     what: str
     value: float
@@ -17,33 +17,30 @@ class Figure(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """Whether the promise is."""
         return self.value <= self.most
 
     def cells(self) -> tuple[str, str, str]:
-        """Return the cells of a row: the thing, how much, and how much it may be."""
+        """Return the cells of a table row: name, value, limit."""
         unit = f" {self.unit}" if self.unit else ""
         mark = "" if self.kept else " **not kept**"
         return self.what, f"{self.value:.3g}{unit}{mark}", f"{self.most:g}{unit}"
 
     def line(self) -> str:
-        """For the terminal."""
         what, value, most = self.cells()
         return f"{'ok  ' if self.kept else 'FAIL'}  {what}: {value.replace(' **not kept**', '')} (at most {most})"
 
 
 def result_of(figures: Iterable[Figure], **more: Any) -> dict[str, Any]:
-    """The entry of a result file."""
+    """Return an entry of a result file."""
     return {"figures": [figure._asdict() for figure in figures], **more}
 
 
 def figures_of(result: Mapping[str, Any]) -> list[Figure]:
-    """Those of an entry."""
     return [Figure(**of) for of in result["figures"]]
 
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> int:
-    """Print a line for every figure; an exit code: 1 if a promise is not kept."""
+    """Print a line per figure; return the exit code, 1 after a broken promise."""
     figures = [figure for result in results.values() for figure in figures_of(result)]
     print("\n".join(figure.line() for figure in figures))
     return int(not all(figure.kept for figure in figures))

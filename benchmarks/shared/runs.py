@@ -1,4 +1,4 @@
-"""A command that trains, looked at from outside: speed, memory and CPU time once it has warmed up."""
+"""Training commands observed from outside: speed, memory and CPU time after a warm-up."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ MOST_DISCARDED = 0.01  # a run that throws away more does not count
 
 
 class Progress(NamedTuple):
-    """Samples that have been trained on so far, and those thrown away as too old."""
+    """Samples trained on so far, and samples dropped as too old."""
 
     seconds: float
     samples: int
@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """How long a run is looked at, and what is put before its command (see `add_run_arguments`)."""
+    """Length of a measurement, and the words before the command (see `add_run_arguments`)."""
 
     warm_up_seconds: float
     seconds: float
@@ -48,7 +48,7 @@ class Timing(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """One run in its steady state; in result files as a JSON object."""
+    """A run in its steady state; a JSON object in result files."""
 
     samples_per_second: float
     discarded_share: float
@@ -60,7 +60,7 @@ class Observed(NamedTuple):
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """How runs are measured."""
+    """Add the flags of a measurement."""
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the median counts (default 3)")
     parser.add_argument("--warm_up_seconds", type=float, default=8, help="from the first batch on (default 8)")
     parser.add_argument("--seconds", type=float, default=20, help="of each run that are measured (default 20)")
@@ -69,7 +69,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
-    """How commands are started, and where the results are kept."""
+    """Add the flags for the prefix of commands and for the result file."""
     parser.add_argument(
         "--prefix",
         type=shlex.split,
@@ -85,9 +85,9 @@ def each_workload(
     names: Iterable[str],
     measure: Callable[[str, Mapping[str, Any]], Any],
 ) -> dict[str, Any]:
-    """Measure one workload after another, and keep each as soon as it is measured; the results by name.
+    """Measure the workloads in turn and save each result at once; return the results by name.
 
-    `measure` is told the name and, with --add, what the file holds of it.
+    `measure` receives the name and, with --add, the earlier entry of the file.
     """
     measuring.check(arguments.json, benchmark)
     results = {}
@@ -101,12 +101,10 @@ def each_workload(
 
 
 def timing_of(arguments: argparse.Namespace) -> Timing:
-    """From the arguments."""
     return Timing(arguments.warm_up_seconds, arguments.seconds, tuple(arguments.prefix))
 
 
 def train(workload: Workload, timing: Timing, **flags: object) -> Observed:
-    """Train a workload with train_appo.py."""
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         given = {"train_dir": folder, "experiment": "run", "experiment_summaries_interval": 0.5, **flags}
         command = [sys.executable, str(ROOT / "train_appo.py"), *workload.words(**given)]
@@ -115,7 +113,7 @@ def train(workload: Workload, timing: Timing, **flags: object) -> Observed:
 
 
 def progress_of(records: Sequence[Mapping[str, Any]]) -> list[Progress]:
-    """The counters of all policies together after each record of metrics.jsonl."""
+    """Return the summed counters of all policies after each record of metrics.jsonl."""
     last: dict[int, Mapping[str, Any]] = {}
     found = []
     for r in records:
@@ -132,10 +130,10 @@ def observe(
     log_path: Path,
     environment: Mapping[str, str] | None = None,
 ) -> Observed:
-    """Run a command until it has trained for long enough, then end it.
+    """Run a command, measure after the warm-up, then end the command.
 
     Raises:
-        RunError: it ended by itself, or has not trained in time.
+        RunError: the command ended early, or did not train in time.
     """
     with _running(command, timing.prefix, log_path, environment or {}) as root:
         pid = _started(progress, root, command, log_path)
@@ -162,7 +160,7 @@ def observe(
 
 
 class Finished(NamedTuple):
-    """A run that has ended: its folder, and the seconds from the start of the command to its end."""
+    """A finished run: the run's folder, and the seconds from the start to the end of the command."""
 
     directory: Path
     seconds: float
@@ -170,10 +168,10 @@ class Finished(NamedTuple):
 
 @contextmanager
 def finished(flags: Mapping[str, object], prefix: Sequence[str]) -> Iterator[Finished]:
-    """Train with train_appo.py until that ends by itself; the folder of the run is there within the block.
+    """Train with train_appo.py to the end; the folder of the run exists within the block.
 
     Raises:
-        RunError: it failed.
+        RunError: the command failed.
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         given = {**flags, "train_dir": folder, "experiment": "run"}
@@ -183,10 +181,10 @@ def finished(flags: Mapping[str, object], prefix: Sequence[str]) -> Iterator[Fin
 
 
 def until(command: Sequence[str], look: Callable[[], T | None], prefix: Sequence[str], log_path: Path) -> T:
-    """Run a command until `look` finds something, then end it; what was found.
+    """Run a command until `look` returns a result, then end the command; return the result.
 
     Raises:
-        RunError: it ended by itself.
+        RunError: the command ended early.
     """
     with _running(command, prefix, log_path, {"PYTHONPATH": ""}) as root:
         while (found := look()) is None:
@@ -197,7 +195,7 @@ def until(command: Sequence[str], look: Callable[[], T | None], prefix: Sequence
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of several runs (`Observed` as JSON), and the spread of their speed."""
+    """Return medians over runs (`Observed` as JSON), and the spread of the speed."""
     roles = sorted({role for run in runs for role in run["cpu_microseconds"]})
     discarded = max(run["discarded_share"] for run in runs)
     plain = ("pss_mib", "pss_without_games_mib", "processes", "cpu_share")
@@ -213,10 +211,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> str:
-    """Run a command of this repository until it ends; return what it has printed.
+    """Run a command of this repository to the end; return the output.
 
     Raises:
-        RunError: it failed.
+        RunError: the command failed.
     """
     done = subprocess.run(
         [*prefix, *command],
@@ -233,13 +231,13 @@ def run_to_end(command: Sequence[str], prefix: Sequence[str]) -> str:
 
 
 def discarded_share(window: Sequence[Progress]) -> float:
-    """Of what was collected within a window, the share that was thrown away."""
+    """Return the dropped share of all collected samples within a window."""
     samples, discarded = window[-1].samples - window[0].samples, window[-1].discarded - window[0].discarded
     return discarded / (samples + discarded) if discarded else 0.0
 
 
 def cpu_by_role(before: Sequence[Process], after: Sequence[Process]) -> dict[str, float]:
-    """CPU seconds that the processes of each role have used between two looks; only those that lived at both."""
+    """Return CPU seconds by role between two looks, of processes alive at both."""
     used = {p.pid: p.cpu_seconds for p in before}
     seconds: dict[str, float] = {}
     for p in after:
@@ -249,7 +247,7 @@ def cpu_by_role(before: Sequence[Process], after: Sequence[Process]) -> dict[str
 
 
 class RunError(AppoError):
-    """A run could not be measured; its last output follows the message."""
+    """A run could not be measured; the last output follows the message."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -260,7 +258,7 @@ class RunError(AppoError):
 def _running(
     command: Sequence[str], prefix: Sequence[str], log_path: Path, environment: Mapping[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start it in the root of the repository; on leaving, nothing of it is left."""
+    """Start a command in the root of the repository; kill all leftovers on exit."""
     with log_path.open("wb") as output:
         root = subprocess.Popen(
             [*prefix, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
@@ -273,7 +271,7 @@ def _running(
 
 
 def _end(command: Sequence[str], root: "subprocess.Popen[bytes]") -> None:
-    """Ask the command to end, then kill it and all its descendants; what is put before it ends by itself."""
+    """Ask the command to end, then kill the command and its descendants; the prefix ends by itself."""
     pid = _pid_of(command, root.pid) or root.pid
     members = [member.pid for member in process_tree.processes(pid)]
     for sign, asked in ((signal.SIGTERM, members[:1]), (signal.SIGKILL, members)):
@@ -285,7 +283,7 @@ def _end(command: Sequence[str], root: "subprocess.Popen[bytes]") -> None:
 
 
 def _pid_of(command: Sequence[str], root: int) -> int | None:
-    """The process of the command itself, below what is put before it; None while it has not been started."""
+    """Return the process id of the command below its prefix; None before the start."""
     pids = [p.pid for p in process_tree.processes(root)]
     return next((pid for pid in pids if process_tree.command_of(pid) == list(command)), None)
 
@@ -293,7 +291,7 @@ def _pid_of(command: Sequence[str], root: int) -> int | None:
 def _started(
     progress: Callable[[], list[Progress]], root: "subprocess.Popen[bytes]", command: Sequence[str], log_path: Path
 ) -> int:
-    """Wait until the command has trained on something; its process."""
+    """Wait until the command has trained; return the process."""
     begun = None
     while True:
         if root.poll() is not None:
@@ -312,7 +310,7 @@ def _failure(command: Sequence[str], log: Path, what: str) -> RunError:
 
 
 def reported_progress(log_path: Path) -> list[Progress]:
-    """Read the prints of a peer's driver: a JSON object `{"seconds", "samples"}` a line, among whatever else."""
+    """Parse the output of a peer's driver: a JSON object `{"seconds", "samples"}` per line, among other lines."""
     if not log_path.exists():
         return []
     found = []

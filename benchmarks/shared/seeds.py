@@ -1,6 +1,6 @@
-"""Contenders that are trained on several seeds, taking turns; what came of a run is kept as soon as it has ended.
+"""Contenders trained in turns on several seeds, each outcome saved at the end of its run.
 
-Their results are `{"seeds": {seed: outcome}}`; every outcome says when and of which commit it is.
+Results are `{"seeds": {seed: outcome}}`; every outcome contains date and commit.
 """
 
 import argparse
@@ -13,17 +13,17 @@ from benchmarks.shared.runs import RunError
 
 
 class Outcome(Protocol):
-    """Outcome of a run: a NamedTuple that can be said in a line."""
+    """Outcome of a run: a NamedTuple with a one-line summary."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
     def line(self) -> str:
-        """For the terminal."""
+        """Return the summary."""
         ...
 
 
 def parser_of(description: str, names: Iterable[str], flag: str = "--contender") -> argparse.ArgumentParser:
-    """The flags that all of these benchmarks have; `flag` chooses among the names."""
+    """Return a parser with the common flags; `flag` selects among the names."""
     known = tuple(names)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="(default 1 2 3)")
@@ -37,11 +37,11 @@ def parser_of(description: str, names: Iterable[str], flag: str = "--contender")
 def train_all(
     benchmark: str, arguments: argparse.Namespace, train: Callable[[str, int], Outcome]
 ) -> dict[str, dict[str, Any]]:
-    """Train every contender that was asked for on every seed, by name and seed; the results by name.
+    """Train every selected contender on every seed; return the results by name.
 
     Raises:
-        UsageError: the file is another benchmark's or another machine's.
-        RunError: runs have failed, of which this is the last; all others have been trained.
+        UsageError: the file belongs to another benchmark or another machine.
+        RunError: last failure; all other runs were trained.
     """
     measuring.check(arguments.json, benchmark)
     kept = {name: measuring.earlier(arguments.json, name) if arguments.add else {} for name in arguments.names}
@@ -69,7 +69,7 @@ def show(
     results: dict[str, dict[str, Any]],
     table: Callable[[dict[str, dict[str, Any]]], str],
 ) -> dict[str, dict[str, Any]]:
-    """Print and write the table of the results, those that the file held before included; all of them."""
+    """Print the table of all results in the file and write the table to `--markdown`; return the results."""
     if arguments.json is not None:
         results = measuring.read(arguments.json)["results"]
     text = table(results)

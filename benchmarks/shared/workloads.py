@@ -1,6 +1,6 @@
-"""The workloads of all benchmarks: an environment and the flags that its side-by-side comparison is made with.
+"""Workloads of all benchmarks: an environment with flags.
 
-Networks, batches, rollouts and epochs are those with which the peers run, see `benchmarks/peers`.
+Networks, batches, rollouts and epochs equal the settings of the peers, see `benchmarks/peers`.
 """
 
 import argparse
@@ -22,18 +22,18 @@ PONG = {
 
 
 def words_of(flags: Mapping[str, object]) -> list[str]:
-    """Flags as words of a command line."""
+    """Return flags as words of a command line."""
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
 class Workload(NamedTuple):
-    """A training, and how it is done.
+    """A training.
 
     Attributes:
-        env: its id.
-        flags: of the algorithm, the network and the environment.
-        what: a phrase for tables.
-        further: words of a command line that was given instead.
+        env: id of the environment.
+        flags: flags of algorithm, network and environment.
+        what: phrase for tables.
+        further: words of a command line that override the flags.
     """
 
     env: str
@@ -42,11 +42,11 @@ class Workload(NamedTuple):
     further: tuple[str, ...] = ()
 
     def words(self, **more: object) -> list[str]:
-        """The command line; later flags win over earlier ones."""
+        """Return the command line; later flags override earlier flags."""
         return [f"--env={self.env}", *words_of({**self.flags, **more}), *self.further]
 
     def config(self, **more: object) -> Config:
-        """The configuration of a run; an environment without a preset is made once for that."""
+        """Return the configuration of a run; an environment without a preset is created once."""
         return resolve_defaults(parse_train(self.words(**more)))
 
 
@@ -81,14 +81,14 @@ WORKLOADS = {
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
-    """Say what to measure: named workloads, or an environment with any flags of train_appo.py."""
+    """Add the choice of workloads: by name, or an environment with any flags of train_appo.py."""
     names = ", ".join(WORKLOADS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {names} (default: all)")
     parser.add_argument("--env", help="an environment instead, with its preset and any further flags of train_appo.py")
 
 
 def chosen_workloads(arguments: argparse.Namespace, flags: Sequence[str]) -> dict[str, Workload]:
-    """Return the workloads that the arguments ask for; `flags` are the words that the parser did not know."""
+    """Return the selected workloads; `flags` are the words unknown to the parser."""
     if arguments.env:
         what = " ".join([arguments.env, *flags])
         return {what: Workload(arguments.env, {}, what, tuple(flags))}

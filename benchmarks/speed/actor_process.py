@@ -1,7 +1,7 @@
-"""An actor process without the process: real group, slots, worker, node, heartbeat and doorbell around random actions.
+"""The objects of an actor process (group, slots, worker, node, heartbeat, doorbell) around random actions.
 
-The policy writes actions that were drawn beforehand and nothing else; the learner gives every slot back at once. So
-what a sample (a valid step of one row) costs here is the environment, its adapter and the framework.
+The policy only writes actions that were drawn beforehand; the learner releases every slot at once. The cost of a sample
+(a valid step of one row) is the cost of the environment, its adapter and the framework.
 """
 
 import time
@@ -70,7 +70,7 @@ class RandomPolicy:
 
 
 def random_actions(action: ActionSpec, draws: int, rows: int) -> Array:
-    """Uniform choices, and uniform values within the bounds and [-1, 1]; [draws, rows, A] as stored."""
+    """Draw uniform actions, continuous actions within both the bounds and [-1, 1]; [draws, rows, A] as stored."""
     rng = np.random.default_rng(0)
     low, high = iter(action.low or ()), iter(action.high or ())
     columns: list[Array] = []
@@ -85,7 +85,7 @@ def random_actions(action: ActionSpec, draws: int, rows: int) -> Array:
 
 
 class IdleLearner:
-    """Releases slots as they come."""
+    """Releases slots at once."""
 
     def handle(self, message: Message) -> Iterator[Message]:
         if isinstance(message, TrajectoryReady):
@@ -102,10 +102,10 @@ class ActorProcess:
     """The objects of an actor with one group.
 
     Args:
-        env: the environment.
-        num_envs: of the group.
+        env: id of the environment.
+        num_envs: number of environments in the group.
         rollout: steps of a trajectory.
-        seed: of the environments.
+        seed: seed of the environments.
     """
 
     def __init__(self, env: EnvConfig, num_envs: int, rollout: int, seed: int = 0) -> None:
@@ -131,7 +131,7 @@ class ActorProcess:
         self.node.deliver(Begin())
 
     def run(self, seconds: float) -> Rate:
-        """Step for about that long, whole trajectories."""
+        """Step whole trajectories for `seconds`."""
         totals = self.group.totals
         collected, begin, cpu_begin = totals["collected"], time.perf_counter(), time.process_time()
         while (elapsed := time.perf_counter() - begin) < seconds:
@@ -144,5 +144,5 @@ class ActorProcess:
         return Rate(samples / elapsed, samples / (time.process_time() - cpu_begin))
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         self.group.envs.close()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.end_to_end [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
-The limit is all cores busy with what one sample costs in isolation (the environment's step by `env_alone`, acting and
-training by `network_alone`, each measured on one core just before every run) and with nothing else. What the
-environment's step costs with all cores at it tells whether they are as fast together as one is alone. A run that throws
-away more than 1 % of what it collects does not count.
+The limit is the speed with all cores busy with the isolated costs of a sample and nothing else. `env_alone` measures
+the environment's step, `network_alone` acting and training, each on one core just before every run. The cost of the
+environment's step with all cores busy shows whether the cores are as fast together as one alone. A run that drops more
+than 1 % of the collected samples does not count.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TOGETHER = "environment_on_all_cores"  # core time per step, in as many processe
 
 
 def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Several runs of one workload, added to those before, each with unit costs of its own; their medians count."""
+    """Measure one workload several times with unit costs per run, add the runs to the earlier runs, take medians."""
     observed, costs = list(before.get("runs", ())), list(before.get("costs", ()))
     for _ in range(repeats):
         costs.append(unit_costs(workload, timing.prefix))
@@ -49,7 +49,7 @@ def measure(name: str, workload: Workload, repeats: int, timing: Timing, before:
 
 
 def unit_costs(workload: Workload, prefix: Sequence[str]) -> dict[str, float]:
-    """Microseconds per sample in isolation, by commands of their own."""
+    """Measure microseconds per sample in isolation, by separate commands."""
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         found = {}
         for name in ("env_alone", "network_alone"):
@@ -67,12 +67,12 @@ def unit_costs(workload: Workload, prefix: Sequence[str]) -> dict[str, float]:
 
 
 def limit(result: Mapping[str, Any]) -> float:
-    """Samples per second of a result that no framework could exceed on this machine."""
+    """Return the samples per second that no framework could exceed on this machine."""
     return _at_most(result, result["unit_costs"])
 
 
 def reached(result: Mapping[str, Any]) -> Spread:
-    """Share of the limit by run, each beside the unit costs measured just before it, as a machine changes its pace."""
+    """Return the share of the limit by run; unit costs are measured just before, because a machine's pace changes."""
     costs, observed = result["costs"], result["runs"]
     if len(costs) != len(observed):
         costs = [result["unit_costs"]] * len(observed)
@@ -86,7 +86,6 @@ def _at_most(result: Mapping[str, Any], costs: Mapping[str, float]) -> float:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
     head = "samples/s  lowest - highest     limit  reached  env + act + train us  env on all   PSS MiB  CPU us by role"
     lines = [f"{'':<16}  {head}"]
     for name, result in results.items():
@@ -105,7 +104,6 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure the workloads one after another."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description="Speed, memory and CPU time of training, beside the limit."
     )

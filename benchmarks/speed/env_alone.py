@@ -1,10 +1,10 @@
-"""The environment alone: random actions through the adapters and groups that actors use.
+"""The environment alone: random actions through the adapters and groups of actors.
 
     python -m benchmarks.speed.env_alone [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
-Core time of one step of one agent, in microseconds, each process on a core of its own: `adapter` is the environment
-with what makes its steps look alike (GroupEnv.step), `actor` the same inside an actor (EnvGroup, slots, messages); what
-lies between is the framework. Measured in one process, and in one process per core at once.
+The figures are core time of one agent step in microseconds, each process on a core of its own. `adapter` is the
+environment behind the common interface (GroupEnv.step), `actor` the environment inside an actor (EnvGroup, slots,
+messages); the difference is the framework. Measured in one process, and in one process per core at once.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 def measure(workload: Workload, repeats: int, seconds: float) -> dict[str, Any]:
-    """Core-microseconds per agent step in one process, and in one per core."""
+    """Return core-microseconds per agent step in one process, and in one process per core."""
     cores = machine.available_cores()
     rows = plan_workers(workload.config(), cores, "local").num_envs_per_worker
     plan = Plan(workload, rows, repeats, seconds)
@@ -54,7 +54,6 @@ def measure(workload: Workload, repeats: int, seconds: float) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as people read them."""
     lines = [f"{'':<16}  rows  adapter us  actor us    per core in {'all':<8}  steps/s of all"]
     for name, r in results.items():
         together = r["actors"] * 1e6 / r["all"]["actor"]["median"]
@@ -66,7 +65,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _measure_together(plan: Plan, num_processes: int) -> dict[str, Any]:
-    """The same in several processes at once; microseconds of a core per step, median and spread over the repeats."""
+    """Measure in several processes at once; return core-microseconds per step, spread over the repeats."""
     barrier = get_context("spawn").Barrier(num_processes)
     rates = measuring.in_fresh_processes(rates_in_process, [(plan, core, barrier) for core in range(num_processes)])
     return {
@@ -76,7 +75,7 @@ def _measure_together(plan: Plan, num_processes: int) -> dict[str, Any]:
 
 
 def rates_in_process(plan: Plan, core: int, barrier: Barrier) -> tuple[list[float], list[float]]:
-    """Steps per second of the adapter, and of the actor, of every repeat."""
+    """Return steps per second of the adapter and of the actor for every repeat."""
     measuring.on_one_core(core)
     return _adapter_rates(plan, barrier), _actor_rates(plan, barrier)
 
@@ -117,7 +116,7 @@ def _actor_rates(plan: Plan, barrier: Barrier) -> list[float]:
 
 
 def step_rows(spec: EnvSpec, rows: int, steps: int) -> tuple[list[StepRow], np.ndarray]:
-    """Where the steps of a trajectory are written, and all their `first` [steps, rows] in one array."""
+    """Return the rows of a trajectory to write steps into, and all `first` [steps, rows] in one array."""
     obs = {key: np.zeros((steps, rows, *o.shape), o.dtype) for key, o in spec.observations.items()}
     final_obs = {key: np.zeros_like(a[0]) for key, a in obs.items()} if spec.same_step else {}
     has_final = np.zeros(rows, np.bool_) if spec.same_step else None
@@ -140,7 +139,6 @@ def step_rows(spec: EnvSpec, rows: int, steps: int) -> tuple[list[StepRow], np.n
 
 
 def main() -> int:
-    """Measure the workloads one after another."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description="Core time of one step of an environment.")
     add_workload_arguments(parser)
     parser.add_argument("--repeats", type=int, default=3, help="repeats; the median counts (default 3)")

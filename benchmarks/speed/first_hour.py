@@ -1,16 +1,17 @@
-"""The first hour of a stranger: seconds from a command to the first sight of learning, lines typed and pages read.
+"""The first hour of a new user: seconds from a command to the first sign of learning, lines typed and pages read.
 
     python -m benchmarks.speed.first_hour [--repeat=3] [--skip_clone] [--markdown=FILE] [--json=FILE]
 
-Three ways in, each from an empty folder and with the commands that the pages name:
+Three ways begin in an empty folder and follow the commands of the pages:
 
-- `clone`: `git clone`, `make train`, `appo plot`, until the picture of the learning curve is there. Installation is
-  part of it, so that the figure is that of the machine's downloads, or of pip's cache where that is warm.
-- `environment`: a file of one's own (`examples/custom_env.py`, copied) and `appo train --env=walk:GridWalk`, until the
-  first line about training.
-- `loss`: a file of one's own (`examples/spo.py`, copied) and `appo train --algo=my_loss:SPO`, until the same line.
+- `clone`: `git clone`, `make train`, `appo plot`, until the picture of the learning curve exists. Installation is
+  included, so the figure depends on the machine's downloads, or on pip's cache.
+- `environment`: a new file (a copy of `examples/custom_env.py`) and `appo train --env=walk:GridWalk`, until the first
+  line about training.
+- `loss`: a new file (a copy of `examples/spo.py`) and `appo train --algo=my_loss:SPO`, until the first line about
+  training.
 
-Lines of a file count without blank ones, comments and docstrings: what has to be thought of, not what explains it.
+Blank lines, comments and docstrings of a file do not count.
 """
 
 import argparse
@@ -36,7 +37,7 @@ END_SECONDS = 60
 
 
 class Way(NamedTuple):
-    """One way in: the commands that are typed, the file that is written, the pages that are read for it."""
+    """A way to begin: commands to type, a file to write, pages to read."""
 
     name: str
     commands: tuple[str, ...]
@@ -63,7 +64,7 @@ COPIES = {"environment": "walk.py", "loss": "my_loss.py"}
 
 
 def lines_of_code(source: str) -> int:
-    """Lines of a file that hold a statement or a part of one; docstrings, comments and blank lines do not count."""
+    """Return the number of lines that contain a part of a statement; docstrings and comments do not count."""
     tree = ast.parse(source)
     docstrings: set[int] = set()
     for node in ast.walk(tree):
@@ -79,7 +80,7 @@ def lines_of_code(source: str) -> int:
 
 
 def seconds_of_clone(folder: Path) -> float:
-    """Seconds from `git clone` until the picture of the curve has been drawn."""
+    """Return seconds from `git clone` to the picture of the curve."""
     begin = time.monotonic()
     _run(["git", "clone", "--quiet", str(ROOT), "appo"], folder)
     clone = folder / "appo"
@@ -92,10 +93,10 @@ def seconds_of_clone(folder: Path) -> float:
 
 
 def seconds_to_training(way: Way, folder: Path) -> float:
-    """Seconds from the command until its first line about training.
+    """Return seconds from the command to the first line about training.
 
     Raises:
-        RunError: it ended before one came.
+        RunError: the command ended before the line.
     """
     assert way.written is not None
     (folder / COPIES[way.name]).write_text((ROOT / way.written).read_text(encoding="utf-8"), encoding="utf-8")
@@ -122,7 +123,7 @@ def seconds_to_training(way: Way, folder: Path) -> float:
 
 
 def measure(way: Way, repeat: int) -> dict[str, Any]:
-    """The entry of one way: its seconds in folders of its own, and what a user types, writes and reads."""
+    """Measure one way in new folders; return the entry of a result file."""
     seconds: list[float] = []
     for _ in range(repeat):
         with tempfile.TemporaryDirectory(prefix="appo-first-hour-") as folder:
@@ -141,7 +142,7 @@ def measure(way: Way, repeat: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results in Markdown, a row for every way."""
+    """Return the results as a Markdown table, a row per way."""
     return markdown.table(
         ["from", "seconds: median (lowest to highest)", "commands typed", "lines of one's own", "pages read"],
         [
@@ -158,7 +159,6 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the ways one after another, print the table and write it where the flags say."""
     parser = argparse.ArgumentParser(prog="benchmarks.speed.first_hour", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--repeat", type=int, default=3, help="times that each way is gone")
     parser.add_argument("--skip_clone", action="store_true", help="leave out the way that installs everything")

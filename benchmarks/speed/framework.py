@@ -1,12 +1,12 @@
-"""The framework alone: what an actor process costs per sample when environment, policy and learner cost nothing.
+"""The framework alone: cost of an actor process per sample when environment, policy and learner cost nothing.
 
     python -m benchmarks.speed.framework [--repeats=7] [--seconds=1] [--json=FILE] [--profile]
 
 One process holds the objects of a real actor process (`actor_process.py`). The environment is `toy/Zero-v0` in its
 vector form. A sample is a valid step of one row.
 
-The targets are for a core of one's own. Where other processes take turns on it, wall-clock rates are lower, and the
-rate per second of CPU time, printed beside them, comes nearer to what an idle machine would do.
+The targets assume a free core. Where other processes share the core, wall-clock rates are lower; the rate per second of
+CPU time, printed as well, is closer to the rate of an idle machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ WARM_UP_SECONDS = 0.5
 
 
 class Case(NamedTuple):
-    """A measurement, and what is asked of it."""
+    """A measurement with a target."""
 
     obs_bytes: int
     target: float  # samples per second
@@ -38,7 +38,7 @@ CASES = (Case(16, 500_000), Case(28_224, 100_000))  # the second is a stack of f
 
 
 def measure(case: Case, repeats: int, seconds: float) -> dict[str, Any]:
-    """Median and spread of several repeats."""
+    """Return median and spread of several repeats."""
     process = _process(case)
     process.run(WARM_UP_SECONDS)
     rates = [process.run(seconds) for _ in range(repeats)]
@@ -60,7 +60,6 @@ def _process(case: Case) -> ActorProcess:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as people read them."""
     heads = ("obs bytes", "samples/s", "lowest - highest", "us/step", "per CPU s", "target")
     widths = (9, 11, 25, 8, 11, 9)
     lines = ["  ".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]
@@ -75,7 +74,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def profile(case: Case, seconds: float) -> None:
-    """Print where time goes; the profiler itself costs several times what it measures, so only the order counts."""
+    """Print the profile. The profiler costs several times the measured work: only the order counts."""
     process = _process(case)
     process.run(WARM_UP_SECONDS)
     profiler = cProfile.Profile()
@@ -84,7 +83,6 @@ def profile(case: Case, seconds: float) -> None:
 
 
 def main() -> int:
-    """Measure all cases."""
     parser = argparse.ArgumentParser(description="Speed of the framework alone, per actor process.")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per case; the median counts (default 7)")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a repeat (default 1)")

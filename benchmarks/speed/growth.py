@@ -1,12 +1,12 @@
-"""How costs grow: an actor's vector step with the number of envs, a run with the number of actors, memory with slots.
+"""Growth of costs: an actor's vector step with the number of envs, a run with actors, memory with slots.
 
     python -m benchmarks.speed.growth [--part NAME ...] [--repeats=3] [--json=FILE]
 
-The environment is `toy/Zero-v0`, which costs next to nothing, in its vector form. Rows are measured in one process
-with the objects of an actor (`actor_process.py`); actors and slots in whole runs with a small network. All are CPU
-time, as many actors share few cores. What grows with the samples by its nature (observations are copied, networks are
-evaluated) is told apart from what the framework costs per vector step. With Ape-X (`apex`) the cost is that of an agent
-step in all processes, without the phases in which the environment steps and a network is evaluated or trained.
+The environment is `toy/Zero-v0` in its vector form, which costs next to nothing. Rows are measured in one process with
+the objects of an actor (`actor_process.py`); actors and slots in whole runs with a small network. All figures are CPU
+time, because many actors share few cores. Costs that grow with the samples by nature (copies of observations,
+evaluations of networks) are separate from the framework's cost per vector step. With Ape-X (`apex`) the cost is per
+agent step in all processes, without the phases of environment steps, network evaluation and training.
 """
 
 import argparse
@@ -44,21 +44,21 @@ FRAMEWORK = ("framework", "copying", "waiting", "waiting_for_slots")
 
 
 def step_microseconds(num_envs: int, repeats: int) -> list[float]:
-    """CPU time of one vector step without policy and learner, its share of a slot's hand-over included."""
+    """Return CPU time of a vector step without policy and learner, with its share of a slot's hand-over."""
     process = ActorProcess(EnvConfig(env="toy/Zero-v0"), num_envs, ROLLOUT)
     process.run(WARM_UP_SECONDS)
     return [1e6 * num_envs / process.run(STEP_SECONDS).cpu for _ in range(repeats)]
 
 
 def of_actors(count: int, timing: Timing) -> dict[str, float]:
-    """CPU time by role of a run with that many actors: per vector step of an actor, per slot elsewhere."""
+    """Return CPU time by role of a run: per vector step of an actor, per slot elsewhere."""
     run = runs.train(Workload("toy/Zero-v0", FLAGS, ""), timing, num_workers=count)
     samples = {"actor": RUN_ENVS}  # of a vector step
     return {role: us * samples.get(role, RUN_ENVS * ROLLOUT) for role, us in run.cpu_microseconds.items()}
 
 
 def apex_microseconds(count: int, timing: Timing) -> float:
-    """CPU time of an agent step in the framework's phases, all processes together, with so many actors."""
+    """Return CPU time per agent step of the framework's phases, summed over processes."""
     seconds = timing.warm_up_seconds + timing.seconds
     with runs.finished({**APEX, "num_workers": count, "train_for_seconds": seconds}, timing.prefix) as run:
         found = [
@@ -70,14 +70,14 @@ def apex_microseconds(count: int, timing: Timing) -> float:
 
 
 def slot_memory(slots: int, timing: Timing) -> float:
-    """MiB of a run with one actor and that many slots."""
+    """Return the MiB of a run with one actor."""
     flags = FLAGS | {"num_workers": 1, "min_traj_buffers_per_worker": slots}
     flags |= {"env_kwargs": f"obs_bytes={SLOT_OBS_BYTES}"}
     return runs.train(Workload("toy/Zero-v0", flags, ""), timing).pss_mib
 
 
 def measure(parts: Sequence[str], repeats: int, timing: Timing) -> dict[str, dict[str, Any]]:
-    """The parts that are asked for, taking turns."""
+    """Measure the selected parts in turns."""
     steps: dict[int, list[float]] = {count: [] for count in ENVS}
     actors: dict[int, list[dict[str, float]]] = {count: [] for count in ACTORS}
     apex: dict[int, list[float]] = {count: [] for count in ACTORS}
@@ -104,12 +104,11 @@ def _by_role(found: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def slot_mib() -> float:
-    """Of the observations of one slot."""
+    """Return the MiB of one slot's observations."""
     return SLOT_OBS_BYTES * RUN_ENVS * (ROLLOUT + 1) / 2**20
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
     envs, actors, apex, slots = (results[part]["costs"].items() if part in results else () for part in PARTS)
     lines = []
     for count, us in envs:
@@ -127,7 +126,6 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure, print and keep."""
     parser = argparse.ArgumentParser(description="How costs grow with envs, actors and slots.")
     parser.add_argument("--part", nargs="*", choices=PARTS, default=PARTS, help=f"of {', '.join(PARTS)} (default: all)")
     runs.add_run_arguments(parser)

@@ -1,17 +1,17 @@
-"""The network alone: what acting and training cost per sample, in one process on one core.
+"""The network alone: cost of acting and training per sample, in one process on one core.
 
     python -m benchmarks.speed.network_alone [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
-The workers are those of a run, on a batch that they played themselves. Per sample, in microseconds:
+The workers of a run first play a batch. Figures are microseconds per sample:
 
-- `forward`: the model's `act` at the batch sizes that local and central placement would use;
-- `acting`: `PolicyWorker.answer`, which gathers, acts, samples and writes, for the rows of one local group;
+- `forward`: the model's `act` at the batch sizes of local and central placement;
+- `acting`: `PolicyWorker.answer` (gather, act, sample, write) for the rows of one local group;
 - `update`: `Learner.update`, one optimizer step on a minibatch (times `epochs`, for a sample);
-- `learning`: `Learner.learn`, everything that the learner does with a batch, all epochs.
+- `learning`: `Learner.learn`, all work of the learner on a batch, all epochs.
 
-`faults` are page faults per sample of an update: memory that went back to the kernel and had to be asked for again.
-`floor` is what the arithmetic alone would take at the speed of a large matrix product on the same core, in the numbers
-that the network computes in: one pass for acting; three for training, without the gradient of the observation.
+`faults` are page faults per sample of an update, from memory that was returned to the kernel and requested again.
+`floor` is the time of the arithmetic alone at the speed of a large matrix product on one core, in the dtype of the
+network: one pass for acting; three for training, without the gradient of the observation.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MATRIX_SIZE = 1024
 
 
 class Played(NamedTuple):
-    """Workers of one group and a batch that they played."""
+    """Workers of one group with a batch."""
 
     policy_worker: "PolicyWorker"
     learner_worker: "LearnerWorker"
@@ -46,7 +46,7 @@ class Played(NamedTuple):
 
 
 def measure(workload: Workload, seconds: float) -> dict[str, Any]:
-    """All costs of one workload; in a process that has not imported torch yet."""
+    """Measure all costs of one workload, in a process without torch."""
     cores = machine.available_cores()
     measuring.on_one_core()
     config = workload.config(device="cpu", learning_rate=0, inference="serial")
@@ -80,14 +80,14 @@ def measure(workload: Workload, seconds: float) -> dict[str, Any]:
 
 
 def computed_in(model: Any) -> Any:
-    """The numbers of the matrix products of a model that is built in."""
+    """Return the dtype of a built-in model's matrix products."""
     import torch
 
     return torch.bfloat16 if any(getattr(module, "bf16", False) for module in model.modules()) else torch.float32
 
 
 def floor(model: Any, obs: dict[str, Any], dtype: Any, seconds: float) -> dict[str, float]:
-    """Multiplications (millions) of one forward pass, those per second (billions), and the least microseconds."""
+    """Return multiplications (millions) per forward pass, speed (billions per second), and least microseconds."""
     import torch
 
     matrix = torch.rand(MATRIX_SIZE, MATRIX_SIZE, dtype=dtype)
@@ -103,10 +103,10 @@ def floor(model: Any, obs: dict[str, Any], dtype: Any, seconds: float) -> dict[s
 
 
 def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
-    """Of one forward pass of one row {key} [1, *]; and of the layers that see observations, alone.
+    """Count multiplications of a forward pass of one row {key} [1, *], in total and in layers on observations.
 
-    A matrix multiplies once per row; a kernel once per pixel that it makes. In bf16 kernels are not called as modules,
-    so this pass is in float32.
+    A matrix multiplies once per row, a kernel once per output pixel. The pass runs in float32, because kernels in bf16
+    are not called as modules.
     """
     import torch
     from torch import nn
@@ -169,7 +169,7 @@ def play(workload: Workload, rows: int) -> Played:
 
 
 def inference_microseconds(result: dict[str, Any]) -> float:
-    """The least that acting costs per sample of a result: by whichever way, at whichever batch size."""
+    """Return the lowest cost of acting per sample, over all ways and batch sizes of a result."""
     ways = [result["acting"], *result["forward"].values()]
     return float(min(way["median"] for way in ways))
 
@@ -180,7 +180,6 @@ def training_microseconds(result: dict[str, Any]) -> float:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as people read them."""
     lines = [f"{'':<16}  {'us per sample':<40}  acting (rows)   update x epochs (minibatch)  learning  faults  floor"]
     for name, r in results.items():
         forward = ", ".join(f"forward {size}: {cost['median']:.2f}" for size, cost in r["forward"].items())
@@ -193,7 +192,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _acting(policy_worker: "PolicyWorker") -> Callable[[], object]:
-    """Answer the same request again and again."""
+    """Answer one request repeatedly."""
     from appo.algorithms.runtime.messages import ActionRequest
 
     request = ActionRequest(0, 0, slot=0, step=1, generation=0)
@@ -201,7 +200,7 @@ def _acting(policy_worker: "PolicyWorker") -> Callable[[], object]:
 
 
 def _forward(played: Played, rows: int) -> Callable[[], object]:
-    """One forward pass of that many observations of the batch."""
+    """Return a forward pass over `rows` observations."""
     import torch
 
     model: Any = played.policy_worker.policy.flat.module
@@ -217,13 +216,13 @@ def _forward(played: Played, rows: int) -> Callable[[], object]:
 
 
 def _rows(tensor: Any, rows: int) -> Any:
-    """Return that many rows, the same ones again if there are not enough."""
+    """Return `rows` rows, repeated if the batch has fewer."""
     repeats = -(-rows // len(tensor))
     return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))[:rows].contiguous()
 
 
 def _cost(function: Callable[[], object], samples: int, seconds: float) -> tuple[measuring.Spread, float]:
-    """Microseconds per sample of one call, and its page faults per sample."""
+    """Return microseconds and page faults per sample of a call."""
     function()
     function()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -233,7 +232,6 @@ def _cost(function: Callable[[], object], samples: int, seconds: float) -> tuple
 
 
 def main() -> int:
-    """Measure the workloads one after another, each in a process of its own."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description="Cost of acting and training per sample, on one core."
     )

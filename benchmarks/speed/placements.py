@@ -1,8 +1,8 @@
-"""Where policies act: the speed of every placement, and of what `--inference=auto` chooses.
+"""Placement of policies: the speed of every placement, and of the choice of `--inference=auto`.
 
     python -m benchmarks.speed.placements [--workload NAME ...] [--env=ID [flags of train_appo.py]] [--json=FILE]
 
-The runs take turns. `auto` is compared with the fastest of the others.
+The runs take turns. The benchmark compares `auto` with the fastest placement.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PLACEMENTS = ("central", "local", "serial", "auto")
 
 
 def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
-    """All placements of one workload, taking turns, added to the runs before."""
+    """Measure all placements of one workload in turns, and add the runs to the earlier runs."""
     observed = {placement: list(before.get("placements", {}).get(placement, ())) for placement in PLACEMENTS}
     for _ in range(repeats):
         for placement in PLACEMENTS:
@@ -31,19 +31,18 @@ def measure(name: str, workload: Workload, repeats: int, timing: Timing, before:
 
 
 def speeds(result: Mapping[str, Any]) -> dict[str, float]:
-    """Median samples per second by placement."""
+    """Return median samples per second by placement."""
     of_runs = {name: [run["samples_per_second"] for run in found] for name, found in result["placements"].items()}
     return {name: measuring.spread(values).median for name, values in of_runs.items()}
 
 
 def auto_to_best(result: Mapping[str, Any]) -> float:
-    """The median speed of `auto` over the best of the others."""
+    """Return the median speed of `auto` over the speed of the best placement."""
     found = speeds(result)
     return found.pop("auto") / max(found.values())
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
     lines = [f"{'samples/s':<16}" + "".join(f"  {placement:>9}" for placement in PLACEMENTS) + "  auto / best"]
     for name, r in results.items():
         cells = "".join(f"  {speeds(r)[placement]:>9,.0f}" for placement in PLACEMENTS)
@@ -52,7 +51,6 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure the workloads one after another."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description="Speed by placement of the policy.")
     add_workload_arguments(parser)
     runs.add_run_arguments(parser)

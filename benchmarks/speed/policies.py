@@ -1,10 +1,10 @@
-"""The cost of further policies: the speed of all of them together and the memory with 1, 2, 4 and 8.
+"""The cost of further policies: total speed and memory with 1, 2, 4 and 8 policies.
 
     python -m benchmarks.speed.policies [--json=FILE]
 
-The numbers of actors and environments stay the same, so that each policy sees its share of the steps. A further policy
-brings a learner of its own, weights, optimizer and state in shared memory, and makes the rows that one forward pass
-answers fewer. `toy/Zero-v0` costs next to nothing: what is left there is framework and network.
+The numbers of actors and environments stay constant, so each policy receives a share of the steps. A further policy
+adds a learner, weights, optimizer and state in shared memory, and a forward pass answers fewer rows. `toy/Zero-v0`
+costs next to nothing: the cost is framework and network.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WORKLOADS = {
 
 
 def measure(workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:
-    """One workload with every number of policies, taking turns, added to the runs before."""
+    """Measure one workload with every number of policies in turns, and add the runs to the earlier runs."""
     observed = {str(n): list(before.get("policies", {}).get(str(n), ())) for n in POLICIES}
     for _ in range(repeats):
         for n in POLICIES:
@@ -43,7 +43,7 @@ def measure(workload: Workload, repeats: int, timing: Timing, before: Mapping[st
 
 
 class Row(NamedTuple):
-    """Medians with some number of policies; the CPU time is that of all processes, per sample."""
+    """Medians for a number of policies; the CPU time per sample counts all processes."""
 
     policies: int
     samples_per_second: float
@@ -51,13 +51,11 @@ class Row(NamedTuple):
     cpu_microseconds: float
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of the row, for people."""
         speed, memory = (f"{value:,.0f}" for value in (self.samples_per_second, self.pss_mib))
         return f"{self.policies}", speed, memory, f"{self.cpu_microseconds:.2f}"
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
-    """One per number of policies."""
     return [Row(int(n), *_medians(found)) for n, found in result["policies"].items()]
 
 
@@ -68,7 +66,6 @@ def _medians(found: Sequence[Mapping[str, Any]]) -> Iterator[float]:
 
 
 def main() -> int:
-    """Measure both environments one after the other."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description="Speed and memory by the number of policies.")
     runs.add_run_arguments(parser)
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""How fast datasets are read: learning from files beside learning from one batch that stays in memory.
+"""Speed of reading datasets: learning from files beside learning from one batch in memory.
 
     python -m benchmarks.speed.reading [--case NAME ...] [--pairs=5] [--seconds=15] [--json=FILE]
 
-Random actions are recorded, and cloned with the network that the preset has. A case with a buffer reads each episode
-anew in every epoch; one without reads all of them at the start. Both sides run in a single process
-(`--inference=serial`), in which a dataset can be replaced by its first batch.
+The benchmark records random actions and clones the actions with the network of the preset. A case with a buffer reads
+each episode again in every epoch; a case without reads all episodes at the start. Both sides run in a single process
+(`--inference=serial`), in which the first batch can replace the dataset.
 """
 
 import argparse
@@ -28,12 +28,12 @@ HELD = "--one_batch"
 
 
 class Case(NamedTuple):
-    """A dataset of random actions, and how it is read.
+    """A dataset of random actions with flags of reading.
 
     Attributes:
-        env: its id.
-        steps: that are recorded.
-        flags: of cloning.
+        env: id of the environment.
+        steps: steps to record.
+        flags: flags of cloning.
     """
 
     env: str
@@ -51,13 +51,13 @@ LEARNING = {"algo": "BC", "device": "cpu", "inference": "serial", "train_for_env
 
 
 def question() -> Question:
-    """Return the comparison: a dataset, and one batch of it."""
+    """Return the comparison between a dataset and its first batch."""
     held = Side(program=("-m", "benchmarks.speed.reading", HELD))
     return Question("reading", "reading a dataset", MOST_PERCENT, Side(), held, seconds=15, takes_leftovers=True)
 
 
 def of_case(name: str, plan: argparse.Namespace) -> dict[str, Any]:
-    """Record the dataset of a case, and learn from it in pairs."""
+    """Record the dataset of a case, and learn in pairs."""
     case = CASES[name]
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         dataset = Path(folder, "dataset")
@@ -68,7 +68,7 @@ def of_case(name: str, plan: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_on_one_batch(words: Sequence[str]) -> int:
-    """Train with a reader that gives its first batch again and again; the exit code."""
+    """Train with a reader that repeats the first batch; return the exit code."""
     from appo.algorithms.datasets.columns import ShuffledReader
     from appo.algorithms.runtime.learning.batches import Batch
 
@@ -84,7 +84,6 @@ def train_on_one_batch(words: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and keep."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == [HELD]:
         return train_on_one_batch(words[1:])

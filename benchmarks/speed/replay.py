@@ -1,7 +1,7 @@
 """Costs of a replay of Atari's observations on one core: `python -m benchmarks.speed.replay`.
 
-Nothing is trained. Columns of 32 steps with stacks of four 84x84 frames are inserted until room for 2^15 steps has been
-filled twice; the tree is measured by itself with 2^20 leaves.
+Nothing is trained. The benchmark inserts columns of 32 steps with stacks of four 84x84 frames until a capacity of 2^15
+steps was filled twice. A separate tree has 2^20 leaves.
 """
 
 import time
@@ -37,7 +37,7 @@ def microseconds(function: Callable[[], object], repeats: int = REPEATS) -> floa
 
 
 def filled(random: np.random.Generator) -> tuple[ReplayStorage, float]:
-    """Return a replay that has been filled twice over, and the microseconds that the insertion of a step took."""
+    """Return a replay that was filled twice, and the microseconds per inserted step."""
     sizes = sizes_of(TOPOLOGY, ATARI, 0, TOPOLOGY.rollout)
     fields: list[Field] = Trajectories.declare(sizes, ATARI, RECORDED)
     arena = Arena.create([*fields, *replay_fields(PLAN, ATARI, TOPOLOGY)])
@@ -59,7 +59,7 @@ def filled(random: np.random.Generator) -> tuple[ReplayStorage, float]:
 
 
 def measure() -> dict[str, float]:
-    """Return the figures by their names, which say the unit."""
+    """Return the figures by name; the name contains the unit."""
     random = np.random.default_rng(0)
     tree = SumTree(random.random(LEAVES))
     index, value = random.integers(0, LEAVES, BATCH), random.random(BATCH)

@@ -15,7 +15,6 @@ QUESTION = Question("writing", "writing a dataset", 3.0, Side(own_folder="output
 
 
 def main() -> int:
-    """Measure, print and keep."""
     return ask(QUESTION)
 
 
