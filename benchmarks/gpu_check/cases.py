@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-# |difference| / (1 + |value|). Convolutions and recurrent cores of cuDNN multiply with 10 bits of mantissa: where the
-# last bit of an input differs, that is seen; between a plain and a captured pass of other sizes too.
+# |difference| / (1 + |value|). Convolutions and recurrent cores of cuDNN multiply with 10 bits of mantissa, so passes
+# differ after a change in the last bit of an input, and a captured pass differs from a plain pass of another size.
 FLOAT32, TF32 = 1e-4, 2e-2
 TRAINED = 0.02  # |difference| / largest movement of a weight, after some updates
 GROUPS, SLOTS, ROWS, ROLLOUT = 3, 2, 24, 8
 
 TINY = {"encoder_mlp_layers": 24, "hidden_size": 24, "normalize_input": True, "normalize_returns": True}
-ODD = "gru of odd size"  # whose vectors do not begin where cuDNN would like them to
+ODD = "gru of odd size"  # vectors begin off the alignment of cuDNN
 MODELS = {
     "mlp": TINY | {"use_rnn": False},
     "gru": TINY | {"use_rnn": True},
@@ -27,7 +27,7 @@ STREAM = WHOLE | {"microbatch_size": ROLLOUT * 4}
 REPLAY = {
     "algo": "APEX",
     "batch_size": 32,
-    "num_batches_per_iteration": None,  # it has no such flag
+    "num_batches_per_iteration": None,  # Ape-X has no such flag
     "normalize_returns": None,
     "learning_starts": 64,
     "replay_capacity": 4096,

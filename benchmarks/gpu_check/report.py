@@ -41,7 +41,7 @@ class Report:
             passed, detail = True, function(self)
         except Failed as failure:
             passed, detail = False, str(failure)
-        except Exception as error:  # a check that breaks has failed, and the others still count
+        except Exception as error:  # a broken check fails; all other checks still run
             passed, detail = False, f"{type(error).__name__}: {error}"
             traceback.print_exc()
         self.checks.append({"name": name, "passed": passed, "detail": detail})

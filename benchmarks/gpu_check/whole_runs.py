@@ -8,7 +8,7 @@ from typing import Any
 from appo.utils.metrics import read_metrics
 from benchmarks.gpu_check.report import Failed, Report, within
 
-START_SECONDS = 60  # of a run: its processes import torch and set up CUDA one after another
+START_SECONDS = 60  # processes of a run import torch and set up CUDA one after another
 FALLBACKS = ("cannot be captured and runs as it is", "cannot be pinned")
 LOG_LINES = 15
 

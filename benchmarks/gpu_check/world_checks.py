@@ -20,7 +20,7 @@ from benchmarks.gpu_check.report import Failed, Report, within
 from benchmarks.gpu_check.twin import BufferedBlueprint, PlainBlueprint
 from benchmarks.gpu_check.worlds import WAIT_SECONDS, World, act, arrays, blueprint_of, train_batches, world_of
 
-SAME = 0.65  # share of two actions that chance chooses alike in two passes: a half, give or take 0.02
+SAME = 0.65  # above the share of equal random actions in two passes: a half, give or take 0.02
 
 
 def slot_copies(report: Report) -> str:
@@ -137,7 +137,7 @@ def replayed_training(report: Report) -> str:
 def a3c_refuses(report: Report) -> str:
     """Check that A3C, which learns in actors, refuses a GPU in one line."""
     words = ["--algo=A3C", "--env=CartPole-v1", "--experiment=refused", f"--train_dir={report.directory}"]
-    if report.device == "cpu":  # where the line cannot come, training on the CPU is what must be accepted
+    if report.device == "cpu":  # no refusal on the CPU: training must be accepted
         parse_train([*words, "--device=cpu"])
         return "the CPU is accepted"
     try:
@@ -168,7 +168,7 @@ def trained_alike(plain: World, found: World) -> str:
         raise Failed("what was published is not what was learned")
     if expected.updates != learner.updates:
         raise Failed(f"{learner.updates} updates instead of {expected.updates}")
-    trained = slice(learner.flat.num_parameters)  # behind them are statistics
+    trained = slice(learner.flat.num_parameters)  # statistics follow the parameters
     moved = float(np.abs(published - before)[trained].max())
     apart = float((learner.flat.flat - expected.flat.flat).abs().max())
     if not (moved > 0 and apart <= TRAINED * moved):

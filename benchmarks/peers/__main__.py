@@ -23,7 +23,7 @@ from benchmarks.shared.runs import Observed, Timing
 from benchmarks.shared.workloads import WORKLOADS
 
 OURS = "appo"
-KEPT_BYTES = 2**33  # nothing is that large, so nothing is given back
+KEPT_BYTES = 2**33  # above any allocation, so malloc returns nothing to the kernel
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
@@ -61,8 +61,8 @@ PEERS = {
     ),
     "pufferlib": Peer("pufferlib", "pufferlib_driver.py", ("cartpole",), {}),
 }
-# Peers compute in float32 in any case, and Sample Factory steps single environments only, so a vector entry point is
-# compared with what it does for the same environment.
+# Peers always compute in float32. Sample Factory steps single environments only, so our vector entry point is compared
+# with Sample Factory's single environments.
 SAME_FOR_PEERS = {"pong_fp32": "pong", "cartpole_vector": "cartpole"}
 
 
@@ -142,7 +142,9 @@ def main() -> int:
     known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--contender", nargs="*", choices=known, metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
+    parser.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, help=f"folder of interpreters (default {DEFAULT_CACHE})"
+    )
     runs.add_run_arguments(parser)
     arguments = parser.parse_args()
     plan = Plan(arguments.contender or known, arguments.repeats, runs.timing_of(arguments), arguments.cache)

@@ -60,7 +60,7 @@ EQUAL = {
     "target_update_interval": 2500,
     "normalize_input": False,
     "use_rnn": False,
-    "train_for_env_steps": 10**9,  # a preset may end sooner than what is measured
+    "train_for_env_steps": 10**9,  # a preset may end before the measurement
 }
 SMALL = {
     "encoder_mlp_layers": "64,64",
@@ -145,7 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--contender", nargs="*", choices=known, metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
+    parser.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, help=f"folder of interpreters (default {DEFAULT_CACHE})"
+    )
     runs.add_run_arguments(parser)
     arguments = parser.parse_args(argv)
     names = arguments.workload or WORKLOADS

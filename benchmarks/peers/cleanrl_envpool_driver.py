@@ -34,7 +34,7 @@ class Settings:
     clip: float = 0.1
     entropy: float = 0.01
     max_grad_norm: float = 0.5
-    threads: int = 1  # of torch; more are slower for small networks
+    threads: int = 1  # threads of torch; more are slower for small networks
 
 
 WORKLOADS = {

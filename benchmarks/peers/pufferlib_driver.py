@@ -20,7 +20,7 @@ import gymnasium
 import torch
 from torch import nn
 
-os.chdir(sys.argv[2])  # importing it puts a link into the current folder
+os.chdir(sys.argv[2])  # the import of pufferlib creates a link in the current folder
 import pufferlib.emulation  # noqa: E402
 import pufferlib.pufferl  # noqa: E402
 import pufferlib.pytorch  # noqa: E402

@@ -29,9 +29,9 @@ from tests.chaos.killer import MARKER, kill, processes_of
 
 MIB = 1 << 20
 LOOK_SECONDS = 0.5
-SETTLE_SECONDS = 5.0  # in which main loads what it needs
+SETTLE_SECONDS = 5.0  # main still loads modules
 END_SECONDS = 30.0
-MOST_MIB_MORE = 20.0  # of main
+MOST_MIB_MORE = 20.0  # growth of main
 MOST_TENSORBOARD_MIB = 20.0
 FLAGS = (
     "--env=tests.chaos.hostile_env:Chatterbox",
@@ -129,9 +129,9 @@ def figures(looks: Sequence[Look], log_mib: int, metrics_mib: int) -> list[Figur
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="A run that prints and invents names without end.")
-    parser.add_argument("--minutes", type=float, default=10.0, help="from when it has settled on (default 10)")
-    parser.add_argument("--max_log_mb", type=int, default=64, help="as of appo train")
-    parser.add_argument("--max_metrics_mb", type=int, default=64, help="as of appo train")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes after the warm-up (default 10)")
+    parser.add_argument("--max_log_mb", type=int, default=64, help="value of the flag of appo train")
+    parser.add_argument("--max_metrics_mb", type=int, default=64, help="value of the flag of appo train")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments, words = parser.parse_known_args()
     bounds = arguments.max_log_mb, arguments.max_metrics_mb

@@ -28,14 +28,14 @@ from tests.chaos.promises import GONE_SECONDS, train_toy
 from tests.chaos.runs import TrainingRun
 
 LONGEST_SECONDS = 1500.0
-LONGEST_WAIT_SECONDS = 1.2  # longer than the time between two checkpoints, so that any moment is met
+LONGEST_WAIT_SECONDS = 1.2  # longer than the time between two checkpoints: a kill may come at any moment
 
 
 class Cycle(NamedTuple):
     """A start that was killed."""
 
     seconds: float
-    gone_seconds: float  # from the kill until all processes had gone
+    gone_seconds: float  # from the kill to the end of all processes
     wrong: list[str]
 
 
@@ -77,16 +77,16 @@ def repeated(folder: Path, cycles: int, seed: int) -> list[Cycle]:
     done: list[Cycle] = []
     while len(done) < cycles and not (done and done[-1].wrong):
         done.append(cycle(folder, promised, rng))
-    if not done[-1].wrong:  # all of them at the end, too
+    if not done[-1].wrong:  # at the end verify all checkpoints as well
         done[-1].wrong.extend(lost_checkpoints(path for path, _ in promised))
     return done
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill main and go on, many times.")
-    parser.add_argument("--cycles", type=int, default=100, help="in all (default 100)")
+    parser = argparse.ArgumentParser(description="Kill main and resume, many times.")
+    parser.add_argument("--cycles", type=int, default=100, help="number of kills in all (default 100)")
     parser.add_argument("--at_once", type=int, default=2, help="runs beside each other (default 2)")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default 1)")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     at_once, begin = min(arguments.at_once, arguments.cycles), time.monotonic()

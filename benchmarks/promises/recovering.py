@@ -82,7 +82,7 @@ class MeasuredRun(Run):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How long training stops.")
+    parser = argparse.ArgumentParser(description="Length of a pause in training after a kill.")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--json", type=Path, default=None)
     given, words = parser.parse_known_args()

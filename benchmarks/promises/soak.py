@@ -29,9 +29,9 @@ from benchmarks.shared.promises import Figure
 from benchmarks.shared.runs import RunError
 from tests.chaos.killer import MARKER, kill, processes_of
 
-LOOK_SECONDS, LOOKS = 5.0, 60  # at most between two looks, at least of them in a run
-MOST_MIB_PER_HOUR = 10.0  # of each process
-MOST_MORE = 0.5  # open files and threads that may be added, by the line, within the run
+LOOK_SECONDS, LOOKS = 5.0, 60  # longest time between two looks, fewest looks in a run
+MOST_MIB_PER_HOUR = 10.0  # per process
+MOST_MORE = 0.5  # allowed growth of open files and threads over the run, by the line
 END_SECONDS = 20.0
 FLAGS = ("--env=CartPole-v1", "--inference=central", "--seed=1", "--save_every_sec=15")
 
@@ -52,7 +52,7 @@ def look(root: int, seconds: float) -> dict[str, Look]:
         role = "main" if process.pid == root else process.role
         try:
             open_files, threads = (len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("fd", "task"))
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         found[f"{role} {process.pid}"] = Look(
             seconds, process_tree.anonymous_bytes(process.pid) / 2**20, open_files, threads
@@ -144,8 +144,10 @@ def figures(found: Mapping[str, Mapping[str, float]], hours: float) -> list[Figu
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="A long run that must not grow.")
-    parser.add_argument("--minutes", type=float, default=30.0, help="from the first batch on (default 30)")
-    parser.add_argument("--warm_up", type=float, default=0.2, help="share of them that does not count (default 0.2)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes from the first batch on (default 30)")
+    parser.add_argument(
+        "--warm_up", type=float, default=0.2, help="share of the minutes that does not count (default 0.2)"
+    )
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments, words = parser.parse_known_args()
     seen = watch(arguments.minutes, words)

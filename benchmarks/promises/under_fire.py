@@ -40,7 +40,7 @@ class Learned(NamedTuple):
     """A run that reached the goal."""
 
     samples: int
-    lost: int  # of them, taken back by a learner's death
+    lost: int  # samples reverted by a learner's death
     seconds: float
     kills: int
     restarts: int
@@ -131,9 +131,9 @@ def measure(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, An
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Learning while processes are killed.")
-    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5], help="(default 1 2 3 4 5)")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5], help="seeds (default 1 2 3 4 5)")
     parser.add_argument("--goal", type=float, default=450.0, help="mean return (default 450)")
-    parser.add_argument("--kill_seconds", type=float, default=2.0, help="between two kills (default 2)")
+    parser.add_argument("--kill_seconds", type=float, default=2.0, help="mean seconds between two kills (default 2)")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments, words = parser.parse_known_args()
     results = {" ".join(["cartpole", *words]): measure(arguments, words)}

@@ -19,7 +19,7 @@ from benchmarks.shared import seeds
 def main() -> int:
     parser = seeds.parser_of("What the presets reach.", TRIALS, "--workload")
     parser.prog = "python -m benchmarks.scores"
-    parser.add_argument("--shared", action="store_true", help="other programs use the machine: say so of the times")
+    parser.add_argument("--shared", action="store_true", help="other programs use the machine: mark the times")
     arguments = parser.parse_args()
 
     def train_one(name: str, seed: int) -> Scored:

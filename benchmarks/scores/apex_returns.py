@@ -40,7 +40,7 @@ CLIFF: Mapping[str, object] = {
     "learning_starts": 1000,
     "replay_capacity": 100_000,
     "replay_ratio": 1,
-    "target_update_interval": 20,  # a value comes one cell nearer to the start with every copy
+    "target_update_interval": 20,  # every copy moves a value one cell closer to the start
     "max_weight_sync_delay": 0,
 }
 TRIALS = {

@@ -140,7 +140,9 @@ def _returns(log_path: Path) -> list[tuple[int, float | None]]:
 
 def main() -> int:
     parser = seeds.parser_of("Learning per sample.", CONTENDERS)
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
+    parser.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, help=f"folder of interpreters (default {DEFAULT_CACHE})"
+    )
     arguments = parser.parse_args()
 
     def train_one(name: str, seed: int) -> Learned:

@@ -107,7 +107,7 @@ TRIALS = {
     **{f"{task}_bc_expert": Trial(task, "BC", ("expert",), CLONING) for task in TASKS},
     **{f"{task}_bc_medium": Trial(task, "BC", ("medium",), CLONING, SAMPLED) for task in TASKS},
     **{f"{task}_marwil_medium": Trial(task, "MARWIL", ("medium",), WEIGHTED, SAMPLED) for task in TASKS},
-    # In two million steps the deviation of actions that are drawn does not come down from 1 to the 0.13 of the policy.
+    # Two million steps do not reduce the deviation of sampled actions from 1 to the policy's 0.13.
     "half_cheetah_bc_medium": Trial("half_cheetah", "BC", ("medium",), {**CLONING, **LONGER}, SAMPLED),
     "half_cheetah_marwil_medium": Trial("half_cheetah", "MARWIL", ("medium",), {**WEIGHTED, **LONGER}, SAMPLED),
     "lunar_lander_cql_mixed": Trial("lunar_lander", "APEX", POLICIES, CONSERVATIVE),
@@ -130,7 +130,7 @@ def record(task: str, policy: str, folder: Path, prefix: Sequence[str]) -> Recor
     """
     place, known = folder / task / policy, folder / task / f"{policy}.json"
     if not known.exists():
-        shutil.rmtree(place, ignore_errors=True)  # what was interrupted
+        shutil.rmtree(place, ignore_errors=True)  # remains of an interrupted recording
         place.parent.mkdir(parents=True, exist_ok=True)
         words = ["-o", str(place), f"--steps={STEPS}", "--seed=1", "--json"]
         if policy == "random":
@@ -145,7 +145,7 @@ def record(task: str, policy: str, folder: Path, prefix: Sequence[str]) -> Recor
 def policy_flags(task: str, policy: str) -> dict[str, object]:
     """Return the training flags of a recorded policy."""
     one = TASKS[task]
-    # A mean over fewer episodes is less behind the policy, which has gone on when its run ends.
+    # A mean over fewer episodes lags less behind the policy, which improves until the run ends.
     aim = {"train_until_return": one.medium, "stats_avg": 20}
     if policy == "expert":
         aim = {"train_until_return": one.expert, "stats_avg": 100}

@@ -35,7 +35,7 @@ ONE_PROCESS: Mapping[str, object] = {
     "worker_num_splits": 1,
     "auto_tune": False,
     "env_vectorization": "python",
-    "decorrelate_envs_on_one_worker": False,  # as DummyVecEnv, whose environments all begin at a reset
+    "decorrelate_envs_on_one_worker": False,  # like DummyVecEnv: all environments begin at a reset
 }
 SB3: Mapping[str, object] = {
     "encoder_type": "mlp",
@@ -118,7 +118,7 @@ TRIALS = {
         {"initial_stddev": math.exp(-2)},  # log_std_init
     ),
 }
-# What the zoo publishes, less what its seeds and episodes differ by.
+# Published returns of the zoo, minus the spread over seeds and episodes.
 ASKED = {"cartpole": 500.0, "acrobot": -85.0, "lunar_lander": 225.0, "half_cheetah": 5155.0}
 GOALS = Goals("ppo_returns", "Returns of PPO with the hyperparameters of rl-baselines3-zoo.", TRIALS, ASKED)
 

@@ -61,7 +61,7 @@ TRIALS = {
     "lunar_lander": Trial("LunarLander-v3", 3 * M, episodes=50),
     "lunar_lander_continuous": Trial("LunarLanderContinuous-v3", 3 * M, episodes=50),
     "bipedal_walker": Trial("BipedalWalker-v3", 5 * M),
-    # The presets let the learning rate fall to 0 over the budget of env steps, so it must be one that is reached.
+    # The presets anneal the learning rate to 0 over the budget of env steps, so runs must reach the budget.
     "half_cheetah": Trial("HalfCheetah-v5", 3 * M),
     "reacher": Trial("Reacher-v5", M, episodes=50),
     "hopper": Trial("Hopper-v5", 3 * M),

@@ -99,7 +99,7 @@ def in_fresh_processes(function: Callable[..., Any], calls: Sequence[Sequence[An
             process.start()
             sender.close()
         answers: dict[Connection, Any] = {}
-        while len(answers) < len(pipes):  # whoever fails is heard first, even if the others wait for it
+        while len(answers) < len(pipes):  # a failure ends the loop even if all other processes wait
             for ready in wait([receiver for receiver, _ in pipes if receiver not in answers]):
                 assert isinstance(ready, Connection)
                 answers[ready] = ready.recv()

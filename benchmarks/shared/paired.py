@@ -93,12 +93,14 @@ def _cpu(run: Observed) -> float:
 
 def ask(question: Question) -> int:
     """Measure as the command line asks, print and save; return the exit code."""
-    parser = argparse.ArgumentParser(description=f"What {question.what} costs.")
+    parser = argparse.ArgumentParser(description=f"Cost of {question.what}.")
     add_workload_arguments(parser)
-    parser.add_argument("--pairs", type=int, default=5, help="of runs (default 5)")
-    parser.add_argument("--warm_up_seconds", type=float, default=6, help="from the first batch on (default 6)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs (default 5)")
     parser.add_argument(
-        "--seconds", type=float, default=question.seconds, help=f"of each run that are measured ({question.seconds:g})"
+        "--warm_up_seconds", type=float, default=6, help="seconds of warm-up from the first batch on (default 6)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=question.seconds, help=f"measured seconds of each run ({question.seconds:g})"
     )
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments, words = parser.parse_known_args()

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 START_SECONDS = 180
 END_SECONDS = 30
 T = TypeVar("T")
-MOST_DISCARDED = 0.01  # a run that throws away more does not count
+MOST_DISCARDED = 0.01  # a run that drops more does not count
 
 
 class Progress(NamedTuple):
@@ -55,16 +55,18 @@ class Observed(NamedTuple):
     pss_mib: float
     pss_without_games_mib: float
     processes: int
-    cpu_share: float  # of all cores
-    cpu_microseconds: dict[str, float]  # per sample, by role
+    cpu_share: float  # share of all cores
+    cpu_microseconds: dict[str, float]  # CPU time per sample by role
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a measurement."""
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the median counts (default 3)")
-    parser.add_argument("--warm_up_seconds", type=float, default=8, help="from the first batch on (default 8)")
-    parser.add_argument("--seconds", type=float, default=20, help="of each run that are measured (default 20)")
-    parser.add_argument("--add", action="store_true", help="add to the runs that the file holds instead")
+    parser.add_argument(
+        "--warm_up_seconds", type=float, default=8, help="seconds of warm-up from the first batch on (default 8)"
+    )
+    parser.add_argument("--seconds", type=float, default=20, help="measured seconds of each run (default 20)")
+    parser.add_argument("--add", action="store_true", help="add to the runs in the file")
     add_file_arguments(parser)
 
 
@@ -74,7 +76,7 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         type=shlex.split,
         default=[],
-        help="words before the command of each run, such as 'flock /tmp/lock' on a machine that is shared",
+        help="words before the command of each run, such as 'flock /tmp/lock' on a shared machine",
     )
     parser.add_argument("--json", type=Path, help="file for the results")
 

@@ -26,10 +26,10 @@ def parser_of(description: str, names: Iterable[str], flag: str = "--contender")
     """Return a parser with the common flags; `flag` selects among the names."""
     known = tuple(names)
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="(default 1 2 3)")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="seeds (default 1 2 3)")
     wanted = f"of {', '.join(known)}"
     parser.add_argument(flag, dest="names", nargs="*", choices=known, default=known, metavar="NAME", help=wanted)
-    parser.add_argument("--add", action="store_true", help="train only what the file does not hold yet")
+    parser.add_argument("--add", action="store_true", help="train only the runs that the file lacks")
     runs.add_file_arguments(parser)
     return parser
 

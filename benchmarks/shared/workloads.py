@@ -16,7 +16,7 @@ ONE_PASS = {"rollout": 32, "batch_size": 1024, "num_batches_per_iteration": 1, "
 PONG = {
     "env_kwargs": "repeat_action_probability=0",
     "normalize_images": False,
-    "encoder_subtype": "convnet_atari",  # without a GPU the preset has a smaller one
+    "encoder_subtype": "convnet_atari",  # without a GPU the preset has a smaller encoder
     "hidden_size": 512,
 }
 
@@ -72,7 +72,7 @@ WORKLOADS = {
     ),
     "cartpole_vector": Workload(
         "CartPole-v1",
-        # Batches are made in 20 ms: where two may wait, as with Sample Factory, actors and learner wait less for turns.
+        # A batch takes 20 ms: with two waiting batches, as in Sample Factory, actors and learner wait less for turns.
         ONE_PASS | {"batch_size": 16384, "num_envs_per_worker": 256, "num_minibatches_to_accumulate": 2},
         "CartPole from its vector entry point, MLP 64x64, batch 16,384",
     ),

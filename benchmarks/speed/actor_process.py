@@ -40,7 +40,7 @@ class Rate(NamedTuple):
     """Samples per second."""
 
     wall: float
-    cpu: float  # per second of CPU time
+    cpu: float  # samples per second of CPU time
 
 
 class RandomPolicy:
@@ -63,7 +63,7 @@ class RandomPolicy:
     def work(self) -> Iterator[Message]:
         requests, self.requests = self.requests, []
         for policy, group, slot, step, generation in requests:
-            if step < self.trajectories.action.shape[1]:  # else only final values are asked for
+            if step < self.trajectories.action.shape[1]:  # the step after the last requests values only
                 self.trajectories.action[slot, step] = self.draws[self.answered % NUM_DRAWS]
             self.answered += 1
             yield ActionsReady(policy, group, slot, step, generation)

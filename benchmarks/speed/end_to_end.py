@@ -26,7 +26,7 @@ from benchmarks.shared.workloads import Workload, add_workload_arguments, chosen
 from benchmarks.speed.network_alone import inference_microseconds, training_microseconds
 
 UNIT_COSTS = ("environment", "inference", "training")
-TOGETHER = "environment_on_all_cores"  # core time per step, in as many processes at once
+TOGETHER = "environment_on_all_cores"  # core time per step, with a process per core
 
 
 def measure(name: str, workload: Workload, repeats: int, timing: Timing, before: Mapping[str, Any]) -> dict[str, Any]:

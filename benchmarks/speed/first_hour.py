@@ -117,7 +117,7 @@ def seconds_to_training(way: Way, folder: Path) -> float:
                     return time.monotonic() - begin
         finally:
             process.terminate()
-            process.stdout.read()  # its last lines, so that it is not held up by a full pipe
+            process.stdout.read()  # drain the pipe: a full pipe would block the command
             process.wait(END_SECONDS)
     raise RunError(f"{' '.join(words)} ended before it trained", "".join(said))
 
@@ -160,8 +160,8 @@ def table(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.speed.first_hour", description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--repeat", type=int, default=3, help="times that each way is gone")
-    parser.add_argument("--skip_clone", action="store_true", help="leave out the way that installs everything")
+    parser.add_argument("--repeat", type=int, default=3, help="repeats of each way")
+    parser.add_argument("--skip_clone", action="store_true", help="skip the way `clone`, which installs everything")
     parser.add_argument("--markdown", type=Path, help="file for the table")
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args(argv)

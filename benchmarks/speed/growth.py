@@ -27,7 +27,7 @@ from benchmarks.speed.actor_process import ActorProcess
 PARTS = ("envs", "actors", "apex", "slots")
 ENVS = (1, 8, 64, 512)
 ACTORS = (1, 4, 16)
-SLOTS = (2, 32, 128)  # of a group
+SLOTS = (2, 32, 128)  # per group
 ROLLOUT, RUN_ENVS, SLOT_OBS_BYTES = 32, 16, 16_384
 WARM_UP_SECONDS, STEP_SECONDS = 0.5, 1.0
 FLAGS: Mapping[str, object] = ONE_PASS | {
@@ -53,7 +53,7 @@ def step_microseconds(num_envs: int, repeats: int) -> list[float]:
 def of_actors(count: int, timing: Timing) -> dict[str, float]:
     """Return CPU time by role of a run: per vector step of an actor, per slot elsewhere."""
     run = runs.train(Workload("toy/Zero-v0", FLAGS, ""), timing, num_workers=count)
-    samples = {"actor": RUN_ENVS}  # of a vector step
+    samples = {"actor": RUN_ENVS}  # samples of a vector step
     return {role: us * samples.get(role, RUN_ENVS * ROLLOUT) for role, us in run.cpu_microseconds.items()}
 
 

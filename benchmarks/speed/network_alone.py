@@ -127,7 +127,7 @@ def multiplications(model: Any, obs: dict[str, Any]) -> tuple[int, int]:
             hook.remove()
     of_kernels = [kernel.weight.numel() * pixels[kernel] for kernel in kernels]
     matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
-    first = of_kernels[0] if of_kernels else 0  # of small networks it is too little to matter
+    first = of_kernels[0] if of_kernels else 0  # negligible in small networks
     return sum(of_kernels) + sum(matrices), first
 
 

@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="How fast datasets are read.")
     known = f"of {', '.join(CASES)}"
     parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES), metavar="NAME", help=known)
-    parser.add_argument("--pairs", type=int, default=5, help="of runs (default 5)")
-    parser.add_argument("--seconds", type=float, default=15, help="of each run that are measured (default 15)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs (default 5)")
+    parser.add_argument("--seconds", type=float, default=15, help="measured seconds of each run (default 15)")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args(words)
     results = {}
