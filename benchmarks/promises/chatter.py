@@ -7,7 +7,6 @@ metrics.jsonl and the TensorBoard files.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -18,14 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.utils.metrics import read_metrics
 from appo.utils.run_folder import RunFolder
+from benchmarks.promises.marked_run import marked_run
 from benchmarks.shared import measuring, process_tree, promises
-from benchmarks.shared.measuring import ROOT
 from benchmarks.shared.promises import Figure
 from benchmarks.shared.runs import RunError
-from tests.chaos.killer import MARKER, kill, processes_of
 
 MIB = 1 << 20
 LOOK_SECONDS = 0.5
@@ -82,24 +79,13 @@ def watch(seconds: float, words: Sequence[str], log_mib: int, metrics_mib: int) 
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         output = Path(folder, "output.log")
-        command = [sys.executable, str(ROOT / "train_appo.py"), *FLAGS]
-        command += [f"--max_log_mb={log_mib}", f"--max_metrics_mb={metrics_mib}", *words]
-        command += [f"--train_dir={folder}", "--experiment=run", "--train_for_env_steps=1000000000000"]
-        with output.open("wb") as log:
-            main = subprocess.Popen(
-                command, env=os.environ | {MARKER: folder}, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
-                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
-            )  # fmt: skip
-        try:
+        flags = [*FLAGS, f"--max_log_mb={log_mib}", f"--max_metrics_mb={metrics_mib}", *words]
+        flags += [f"--train_dir={folder}", "--experiment=run", "--train_for_env_steps=1000000000000"]
+        with marked_run(flags, folder, output, end_seconds=END_SECONDS, only_errors=True) as main:
             looks = _looks(main, RunFolder(Path(folder, "run")), seconds, output)
             main.send_signal(signal.SIGINT)
             if main.wait(END_SECONDS) != 130:
                 raise RunError(f"it ended with exit code {main.returncode}", output.read_text(errors="replace"))
-        finally:
-            for pid in processes_of(folder):
-                kill(pid)
-            main.wait(END_SECONDS)
         return looks, output.read_text(errors="replace")
 
 

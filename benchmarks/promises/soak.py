@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.utils.metrics import read_metrics
+from benchmarks.promises.marked_run import marked_run
 from benchmarks.shared import measuring, process_tree, promises
-from benchmarks.shared.measuring import ROOT
 from benchmarks.shared.promises import Figure
 from benchmarks.shared.runs import RunError
-from tests.chaos.killer import MARKER, kill, processes_of
 
 LOOK_SECONDS, LOOKS = 5.0, 60  # longest time between two looks, fewest looks in a run
 MOST_MIB_PER_HOUR = 10.0  # per process
@@ -68,23 +66,13 @@ def watch(minutes: float, words: Sequence[str]) -> dict[str, list[Look]]:
     """
     with tempfile.TemporaryDirectory(prefix="appo-benchmark-") as folder:
         log_path = Path(folder, "output.log")
-        command = [sys.executable, str(ROOT / "train_appo.py"), *FLAGS, *words]
-        command += [f"--train_dir={folder}", "--experiment=run", f"--train_for_seconds={60 * minutes + 600}"]
-        with log_path.open("wb") as log:
-            main = subprocess.Popen(
-                command, env=os.environ | {MARKER: folder}, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
-            )  # fmt: skip
-        try:
+        flags = [*FLAGS, *words, f"--train_dir={folder}", "--experiment=run"]
+        flags += [f"--train_for_seconds={60 * minutes + 600}"]
+        with marked_run(flags, folder, log_path, end_seconds=END_SECONDS) as main:
             seen = _watch(main, Path(folder, "run", "metrics.jsonl"), 60 * minutes, log_path)
             main.send_signal(signal.SIGINT)
             if main.wait(END_SECONDS) != 130:
                 raise _failure(f"it ended with exit code {main.returncode}", log_path)
-        finally:
-            for pid in processes_of(folder):
-                kill(pid)
-            main.wait(END_SECONDS)
     return seen
 
 

@@ -9,10 +9,8 @@ reverts. For each seed both runs take place in turn; the result compares the med
 """
 
 import argparse
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,13 +20,12 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.utils.run_folder import RunFolder
+from benchmarks.promises.marked_run import marked_run
 from benchmarks.shared import measuring, promises
-from benchmarks.shared.measuring import ROOT
 from benchmarks.shared.promises import Figure
 from benchmarks.shared.runs import RunError
-from tests.chaos.killer import MARKER, kill, processes_of, roles_of
+from tests.chaos.killer import kill, roles_of
 
 MOST_RATIO = 1.3
 MOST_ENV_STEPS, MOST_SECONDS = 5_000_000, 300.0
@@ -90,21 +87,12 @@ def learn(goal: float, kill_seconds: float, seed: int, words: Sequence[str]) -> 
             f"--train_for_seconds={MOST_SECONDS}", *words,
         ]  # fmt: skip
         begin = time.monotonic()
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(ROOT / "train_appo.py"), *given], env=os.environ | {MARKER: marker}, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=bound_to_us(),  # noqa: PLW1509 (it calls the system alone)
-            )  # fmt: skip
-        fire = Fire(marker, process.pid, kill_seconds, seed)
-        try:
+        with marked_run(given, marker, log_path, end_seconds=MOST_SECONDS) as process:
+            fire = Fire(marker, process.pid, kill_seconds, seed)
             while process.poll() is None:
                 trains = bool(RunFolder(run).read_status().get("totals", {}).get("samples"))
                 fire.tick(time.monotonic(), trains=trains)
                 time.sleep(POLL_SECONDS)
-        finally:
-            for pid in processes_of(marker):
-                kill(pid)
-            process.wait(MOST_SECONDS)
         status: dict[str, Any] = RunFolder(run).read_status()
         if not str(status.get("reason")).startswith("the mean return has reached"):
             raise RunError(f"seed {seed} has not come to {goal:g}", log_path.read_text(errors="replace"))
