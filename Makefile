@@ -52,21 +52,23 @@ lint: install
 	$(RUN) -m mypy
 
 bench: install
-	$(RUN) -m benchmarks.framework
+	$(RUN) -m benchmarks.speed.framework
 
 # Every result anew. The peers install themselves under ~/.cache/appo-benchmarks; nothing else should run meanwhile.
 bench-all: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in framework growth env_alone network_alone end_to_end placements learning population policies peers; do \
-		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || exit; \
+	for name in speed.framework speed.growth speed.env_alone speed.network_alone speed.end_to_end speed.placements \
+			scores.learning scores.population speed.policies peers; do \
+		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$${name##*.}.json || exit; \
 	done
 	$(RUN) -m benchmarks.report
 
 # The same for what is promised; a promise that is not kept is printed and goes into the file.
 bench-reliability: install
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
-	for name in recovery under_fire supervision evaluation cycles soak chatter self_play; do \
-		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$$name.json || true; \
+	for name in promises.recovery promises.under_fire promises.supervision promises.evaluation promises.cycles \
+			promises.soak promises.chatter scores.self_play; do \
+		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$${name##*.}.json || true; \
 	done
 	$(RUN) -m benchmarks.report
 

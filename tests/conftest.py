@@ -14,7 +14,7 @@ import pytest
 # Ctrl-C would wait for ever. A handler, unlike an ignored signal, is not handed on to a program that is started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same on every machine: what only a GPU can show is in benchmarks/gpu_check.py.
+# The same on every machine: what only a GPU can show is in benchmarks/gpu_check.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # Encoders divide images between threads, and tests of that say how many there are; two cores are soon oversubscribed.

@@ -2,10 +2,10 @@
 
     python -m benchmarks.peers [--workload NAME ...] [--contender NAME ...] [--cache=DIR] [--json=FILE]
 
-The runs of all contenders take turns, A B C A B C ..., so that what changes on the machine meanwhile meets all alike. A
-sample is a step of an agent that was trained on, counted by each contender and timed here, after a warm-up.
-`sample_factory_malloc` is the same with the settings of glibc's allocator that make it fastest; the others run as they
-come. Their interpreters are made at the first start, under the cache directory (some GiB).
+The runs of all contenders take turns, A B C A B C ..., so changes of the machine affect all contenders alike. A sample
+is an agent step that was trained on. Each contender counts samples; the benchmark measures the time, after a warm-up.
+`sample_factory_malloc` is Sample Factory with the fastest settings of glibc's allocator; all other contenders run with
+defaults. The first start creates the interpreters of the peers in the cache directory (some GiB).
 """
 
 import argparse
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.cli import run_command
-from benchmarks import runs
 from benchmarks.peers.interpreters import DEFAULT_CACHE, interpreter
-from benchmarks.runs import Observed, Timing
-from benchmarks.workloads import WORKLOADS
+from benchmarks.shared import runs
+from benchmarks.shared.runs import Observed, Timing
+from benchmarks.shared.workloads import WORKLOADS
 
 OURS = "appo"
-KEPT_BYTES = 2**33  # nothing is that large, so nothing is given back
+KEPT_BYTES = 2**33  # above any allocation, so malloc returns nothing to the kernel
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
@@ -32,13 +32,13 @@ MALLOC = {
 
 
 class Peer(NamedTuple):
-    """How a peer is started.
+    """A peer.
 
     Attributes:
-        venv: its interpreter.
-        driver: its script, in this folder.
-        workloads: that it is compared on.
-        environment: variables it is started with.
+        venv: name of the interpreter.
+        driver: script in this folder.
+        workloads: workloads of the comparison.
+        environment: environment variables.
     """
 
     venv: str
@@ -61,18 +61,18 @@ PEERS = {
     ),
     "pufferlib": Peer("pufferlib", "pufferlib_driver.py", ("cartpole",), {}),
 }
-# Peers compute in float32 in any case, and Sample Factory steps single environments only, so a vector entry point is
-# compared with what it does for the same environment.
+# Peers always compute in float32. Sample Factory steps single environments only, so our vector entry point is compared
+# with Sample Factory's single environments.
 SAME_FOR_PEERS = {"pong_fp32": "pong", "cartpole_vector": "cartpole"}
 
 
 def contenders(workload: str, wanted: Sequence[str]) -> list[str]:
-    """Who takes part, we first."""
+    """Return the contenders, ours first."""
     return [name for name in (OURS, *PEERS) if name in wanted and (name == OURS or workload in PEERS[name].workloads)]
 
 
 class Plan(NamedTuple):
-    """How contenders are compared."""
+    """Settings of a comparison."""
 
     contenders: Sequence[str]
     repeats: int
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
 
 
 def measure(workload: str, plan: Plan, before: Mapping[str, Any]) -> dict[str, Any]:
-    """All contenders on one workload, taking turns, added to the runs before."""
+    """Measure all contenders on one workload in turns, and add the runs to the earlier runs."""
     names = contenders(workload, plan.contenders)
     pythons = {name: interpreter(PEERS[name].venv, plan.cache) for name in names if name != OURS}
     observed = {name: list(found) for name, found in before.get("contenders", {}).items()}
@@ -97,7 +97,7 @@ def measure(workload: str, plan: Plan, before: Mapping[str, Any]) -> dict[str, A
 
 
 def ratios(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Our median speed over that of each peer, and our memory over its; games of VizDoom not counted as memory."""
+    """Return our median speed and memory over each peer's; memory without games of VizDoom."""
     found = {name: runs.summary(of_one) for name, of_one in result["contenders"].items()}
     if OURS not in found:
         return {}
@@ -112,7 +112,6 @@ def ratios(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The results as people read them."""
     lines = [f"{'':<16}  {'':<22}  samples/s  lowest - highest   CPU  PSS MiB  ours is  with memory"]
     for workload, result in results.items():
         times = ratios(result)
@@ -139,12 +138,13 @@ def _run_peer(name: str, python: Path, workload: str, timing: Timing) -> Observe
 
 
 def main() -> int:
-    """Compare on the workloads one after another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Speed and memory beside peers.")
     known = (OURS, *PEERS)
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, metavar="NAME", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--contender", nargs="*", choices=known, metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"of interpreters (default {DEFAULT_CACHE})")
+    parser.add_argument(
+        "--cache", type=Path, default=DEFAULT_CACHE, help=f"folder of interpreters (default {DEFAULT_CACHE})"
+    )
     runs.add_run_arguments(parser)
     arguments = parser.parse_args()
     plan = Plan(arguments.contender or known, arguments.repeats, runs.timing_of(arguments), arguments.cache)

@@ -34,7 +34,7 @@ class Settings:
     clip: float = 0.1
     entropy: float = 0.01
     max_grad_norm: float = 0.5
-    threads: int = 1  # of torch; more are slower for small networks
+    threads: int = 1  # threads of torch; more are slower for small networks
 
 
 WORKLOADS = {
@@ -136,7 +136,7 @@ class Training:
 
     @torch.no_grad()
     def play(self):
-        """Fill the buffers; the values after the last step."""
+        """Fill the buffers; return the values after the last step."""
         for t in range(self.settings.rollout):
             policy, self.value[t] = self.agent(self.next_obs)
             action = policy.sample()

@@ -1,4 +1,4 @@
-"""The peers' own interpreters: virtual environments with pinned versions, made once under a cache directory."""
+"""Interpreters of the peers: virtual environments with pinned versions in a cache directory."""
 
 import hashlib
 import io
@@ -15,8 +15,9 @@ from typing import NamedTuple
 from appo.utils.errors import ResourceError
 
 DEFAULT_CACHE = Path("~/.cache/appo-benchmarks")
-TORCH = "torch==2.13.0"  # first and alone: other versions pull gigabytes of CUDA packages
-# shimmy, which its documentation asks for, must stay away: it hides the newer ALE. vizdoom is not required by it.
+TORCH = "torch==2.13.0"  # installed first: other versions pull gigabytes of CUDA packages
+# Without shimmy, despite Sample Factory's documentation: shimmy hides the newer ALE. Sample Factory does not
+# require vizdoom.
 REQUIREMENTS = {
     "sample_factory": (
         TORCH,
@@ -37,19 +38,19 @@ REQUIREMENTS = {
         "ale-py==0.12.1",
         "opencv-python-headless==5.0.0.93",
     ),
-    # The last three are what its setup.py wants to be there; gymnasium is then the one that it asks for itself.
+    # setup.py needs the last three packages; pufferlib itself requires a version of gymnasium.
     "pufferlib": (TORCH, "numpy<2", "setuptools<81", "wheel"),
 }
 
 
 class Source(NamedTuple):
-    """A package that has to be built here, and mended first.
+    """A package that must be patched and built.
 
     Attributes:
-        url: of its archive, which holds one folder.
-        sha256: of that.
-        wrong, right: text of its setup.py, and what belongs there.
-        environment: variables of the build.
+        url: address of the archive, which contains one folder.
+        sha256: hash of the archive.
+        wrong, right: text of setup.py, and its replacement.
+        environment: environment variables of the build.
     """
 
     url: str
@@ -59,7 +60,7 @@ class Source(NamedTuple):
     environment: dict[str, str]
 
 
-# Without its games in C, whose libraries come from GitHub; the variable for that leaves a name without a value.
+# Without the games in C, whose libraries come from GitHub; setup.py leaves a name undefined without the games.
 SOURCES = {
     "pufferlib": Source(
         "https://files.pythonhosted.org/packages/7c/e1/"
@@ -73,10 +74,10 @@ SOURCES = {
 
 
 def interpreter(name: str, cache: Path) -> Path:
-    """The Python of a virtual environment, made and filled where it is missing or has other pins.
+    """Return the Python of a virtual environment; create the environment if missing or with other pins.
 
     Raises:
-        ResourceError: pip could not install what is needed.
+        ResourceError: pip failed.
     """
     home = cache.expanduser() / name
     python, stamp = home / "bin" / "python", home / "installed.txt"
@@ -96,7 +97,7 @@ def interpreter(name: str, cache: Path) -> Path:
 
 
 def _install(name: str, python: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    # A compiler for CUDA on the path would be taken for a GPU.
+    # setup.py takes a CUDA compiler on the path for a GPU.
     paths = (path for path in os.environ["PATH"].split(os.pathsep) if not Path(path, "nvcc").exists())
     done = subprocess.run(
         [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", *words],
@@ -110,7 +111,7 @@ def _install(name: str, python: Path, words: Sequence[str], environment: Mapping
 
 
 def _mended(source: Source, folder: Path) -> Path:
-    """Where the archive of a source was unpacked, its setup.py put right."""
+    """Unpack the archive of a source and patch setup.py; return the folder."""
     try:
         with urllib.request.urlopen(source.url, timeout=60) as answer:  # noqa: S310 (https)
             archive = answer.read()

@@ -1,9 +1,10 @@
-"""PufferLib's own trainer on a Gymnasium environment; runs with an interpreter of its own.
+"""PufferLib's own trainer on a Gymnasium environment; runs with a separate interpreter.
 
     pufferlib_driver.py WORKLOAD FOLDER
 
-The trainer comes as it is, its dashboard drawn into nothing; environments are stepped one after another in its process,
-which is its fastest way where workers would spin on few cores. It prints what has been trained on after every batch.
+The trainer is unchanged except that the dashboard is not drawn. Environments step one after another in the trainer's
+process, the fastest way where workers would spin on few cores. The driver prints the samples trained on after every
+batch.
 """
 
 import configparser
@@ -19,7 +20,7 @@ import gymnasium
 import torch
 from torch import nn
 
-os.chdir(sys.argv[2])  # importing it puts a link into the current folder
+os.chdir(sys.argv[2])  # the import of pufferlib creates a link in the current folder
 import pufferlib.emulation  # noqa: E402
 import pufferlib.pufferl  # noqa: E402
 import pufferlib.pytorch  # noqa: E402
@@ -50,7 +51,7 @@ def make(name, buf=None, seed=None):
 
 
 def settings(folder):
-    """Its defaults, but for what all contenders have in common."""
+    """Return PufferLib's defaults with the common settings of all contenders."""
     defaults = configparser.ConfigParser()
     defaults.read(Path(pufferlib.__file__).with_name("config") / "default.ini")
     found = {}

@@ -1,10 +1,10 @@
-"""Train with Sample Factory 2, unpatched, and print what its learner has trained on; runs with its own interpreter.
+"""Train with Sample Factory 2, unpatched, and print the samples trained on; runs with a separate interpreter.
 
     sample_factory_driver.py WORKLOAD TRAIN_DIR [FLAG ...]
 
-A worker per core with double-buffered groups is its fastest on two cores, but for CartPole. Learning flags are those
-of `workloads.py`; where it offers more than one way, its defaults stay. Frames are skipped by the environment: its env
-steps are samples.
+A worker per core with double-buffered groups is the fastest setting on two cores, except for CartPole. Learning flags
+equal `workloads.py`; all other choices keep Sample Factory's defaults. The environment skips frames: env steps are
+samples.
 """
 
 import json
@@ -20,7 +20,7 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
-EPISODES = 100  # that its mean return is over
+EPISODES = 100  # episodes in the mean return
 WORKERS = max(2, os.cpu_count() or 2)
 COMMON = {
     "device": "cpu",
@@ -56,7 +56,7 @@ FLAGS = {
         "learning_rate": 1e-3,
     },
     "pong_learning": PONG | ONE_PASS | {"batch_size": 256, "num_batches_per_epoch": 4, "learning_rate": 5e-4},
-    # its published settings for MuJoCo, but for the schedule of the learning rate, which its command line refuses
+    # published settings for MuJoCo, except the schedule of the learning rate, which the command line refuses
     "halfcheetah": MLP
     | {
         "rollout": 64,
@@ -83,14 +83,14 @@ class SignReward(gym.RewardWrapper):
 
 
 class Arrays(gym.ObservationWrapper):
-    """Plain arrays in the place of lazily stacked frames."""
+    """Plain arrays in place of lazily stacked frames."""
 
     def observation(self, observation):
         return np.asarray(observation)
 
 
 class Screen(gym.Wrapper):
-    """VizDoom's screen alone, 128x72 with channels first; the last one again at the end of an episode."""
+    """VizDoom's screen alone, 128x72 with channels first; the last screen again at the end of an episode."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -129,7 +129,7 @@ def make_vizdoom(_name, _cfg, _env_config, render_mode=None):
     import cv2
     import vizdoom.gymnasium_wrapper
 
-    assert vizdoom.gymnasium_wrapper is not None  # importing it registers the scenarios
+    assert vizdoom.gymnasium_wrapper is not None  # the import registers the scenarios
     cv2.setNumThreads(1)
     env = gym.make("VizdoomBasic-v1", screen_resolution="RES_160X120", frame_skip=4, render_mode=render_mode)
     return Screen(env)
@@ -146,18 +146,18 @@ MAKERS = {
     "vizdoom": make_vizdoom,
     "cartpole": partial(make_plain, "CartPole-v1"),
     "cartpole_learning": partial(make_plain, "CartPole-v1"),
-    "halfcheetah": partial(make_plain, "HalfCheetah-v4"),  # the physics of v5, which its gymnasium does not have
+    "halfcheetah": partial(make_plain, "HalfCheetah-v4"),  # the physics of v5; the required gymnasium lacks v5
 }
 
 
 def words(flags):
-    """Its command line."""
+    """Return the command line."""
     for name, value in flags.items():
         yield from (f"--{name}", *map(str, value)) if isinstance(value, tuple) else (f"--{name}={value}",)
 
 
 def report(runner, message, _policy):
-    """Say what the learner has trained on so far, and the mean return of the last 100 episodes."""
+    """Print the samples trained on, and the mean return of the last 100 episodes."""
     returns = runner.policy_avg_stats.get("reward", [()])[0]
     mean = float(np.mean(returns)) if len(returns) >= EPISODES else None
     samples = message[LEARNER_ENV_STEPS]
@@ -166,14 +166,14 @@ def report(runner, message, _policy):
 
 def main():
     workload, train_dir, *further = sys.argv[1:]
-    os.chdir(train_dir)  # VizDoom leaves files where it is started
-    os.makedirs("_vizdoom", exist_ok=True)  # or one of the two workers dies as both make it, and training goes on
+    os.chdir(train_dir)  # VizDoom writes files into the current folder
+    os.makedirs("_vizdoom", exist_ok=True)  # else both workers create the folder, one dies, and training goes on
     register_env(workload, MAKERS[workload])
     flags = COMMON | FLAGS[workload] | {"env": workload, "train_dir": train_dir, "experiment": "run"}
     arguments = [*words(flags), *further]
     parser, _ = parse_sf_args(arguments)
     _, runner = make_runner(parse_full_cfg(parser, arguments))
-    runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(report)  # its function for that replaces the list
+    runner.policy_msg_handlers[LEARNER_ENV_STEPS].append(report)  # Sample Factory's own function replaces the list
     if runner.init() == ExperimentStatus.SUCCESS:
         runner.run()
 

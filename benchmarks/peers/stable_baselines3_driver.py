@@ -21,7 +21,7 @@ REPORT_SECONDS, EPSILON = 0.5, 0.05
 
 
 class Report(BaseCallback):
-    """Says how far it is."""
+    """Prints the progress."""
 
     def _on_training_start(self):
         self.due = 0.0
@@ -54,7 +54,7 @@ def main():
     envs = DummyVecEnv([lambda: make(given.env)] * given.envs)
     more = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
     steps_per_update = given.batch_size // given.uses
-    # Where more steps are taken at once than an update is due after, there are several.
+    # Several updates follow a step of more environments than `steps_per_update`.
     train_freq, gradient_steps = max(1, steps_per_update // given.envs), max(1, given.envs // steps_per_update)
     model = DQN(
         "CnnPolicy" if images else "MlpPolicy",

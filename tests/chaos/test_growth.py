@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from appo.utils.metrics import read_metrics
-from benchmarks import chatter
+from benchmarks.promises import chatter
 from tests.chaos.runs import TrainingRun
 
 pytestmark = pytest.mark.slow  # processes, seconds each

@@ -10,8 +10,11 @@ import pytest
 from appo.algorithms.run import main
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from benchmarks import gpu_check
-from benchmarks.twin import BufferedBlueprint, TwinRun
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check.cases import GROUPS
+from benchmarks.gpu_check.report import Failed
+from benchmarks.gpu_check.twin import BufferedBlueprint, TwinRun
+from benchmarks.gpu_check.world_checks import check_chance
 from tests.integration import runs
 from tests.integration.runs import record
 from tests.integration.test_reproduction import COMMON, ENVS, MODELS, TOLERANCE
@@ -77,8 +80,8 @@ def test_without_a_gpu_the_check_says_so_in_one_line(capsys: pytest.CaptureFixtu
 
 def test_actions_that_are_repeated_are_not_those_of_chance() -> None:
     random = np.random.default_rng(0).integers(0, 2, size=(6, 8, 24, 1))
-    gpu_check.check_chance(random)
-    with pytest.raises(gpu_check.Failed, match=r"^100% of the actions are those of the pass before"):
-        gpu_check.check_chance(np.concatenate([random[:, : gpu_check.GROUPS]] * 3, axis=1))
-    with pytest.raises(gpu_check.Failed, match="with shares"):
-        gpu_check.check_chance(np.zeros((6, 8, 24, 1), np.int64))
+    check_chance(random)
+    with pytest.raises(Failed, match=r"^100% of the actions are those of the pass before"):
+        check_chance(np.concatenate([random[:, :GROUPS]] * 3, axis=1))
+    with pytest.raises(Failed, match="with shares"):
+        check_chance(np.zeros((6, 8, 24, 1), np.int64))

@@ -17,7 +17,7 @@ from appo.algorithms.runtime.messages import MatchResults
 from appo.algorithms.runtime.topology import Topology
 from appo.utils import checkpoint_files
 from appo.utils.errors import UsageError
-from benchmarks import self_play
+from benchmarks.scores import self_play
 from tests.integration.enjoying import copied
 from tests.integration.runs import Recorded, record
 

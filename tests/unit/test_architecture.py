@@ -177,7 +177,7 @@ def test_only_one_file_names_what_a_run_folder_holds(path: Path) -> None:
 
 
 VAGUE = ("What", "As", "Whoever", "That")
-SAID = [*FILES, *sorted(ROOT.glob("benchmarks/*.py"))]
+SAID = [*FILES, *sorted(ROOT.glob("benchmarks/**/*.py"))]
 
 
 @pytest.mark.parametrize("path", SAID, ids=name_of)

@@ -16,31 +16,20 @@ from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.tuning.network import probe
 from appo.envs.spec import ActionPart, ActionSpec
 from appo.utils.errors import UsageError
-from benchmarks import (
-    apex_peers,
-    end_to_end,
-    first_hour,
-    growth,
-    learning,
-    markdown,
-    measuring,
-    network_alone,
-    placements,
-    population,
-    process_tree,
-    promises,
-    report,
-    runs,
-    soak,
-    under_fire,
-)
-from benchmarks.actor_process import random_actions
-from benchmarks.measuring import Point
 from benchmarks.peers import __main__ as peers
-from benchmarks.process_tree import Process
-from benchmarks.promises import Figure
-from benchmarks.runs import Observed, Progress
-from benchmarks.workloads import WORKLOADS, words_of
+from benchmarks.peers import apex_peers
+from benchmarks.promises import soak, under_fire
+from benchmarks.report import __main__ as report
+from benchmarks.report import performance_page
+from benchmarks.scores import learning, population
+from benchmarks.shared import markdown, measuring, process_tree, promises, runs
+from benchmarks.shared.measuring import Point
+from benchmarks.shared.process_tree import Process
+from benchmarks.shared.promises import Figure
+from benchmarks.shared.runs import Observed, Progress
+from benchmarks.shared.workloads import WORKLOADS, words_of
+from benchmarks.speed import end_to_end, first_hour, growth, network_alone, placements
+from benchmarks.speed.actor_process import random_actions
 
 
 def run_of(speed: float, *, pss: float = 100.0, games: float = 0.0, discarded: float = 0.0) -> dict[str, Any]:
@@ -320,7 +309,9 @@ class TestReport:
         there = here | {"cpu": "another", "gpu": "H1", "cores": 16}
         by_placement = {name: [run_of(1234)] for name in placements.PLACEMENTS}
         results = {"pong": {"placements": by_placement, "date": "2026-11-21 10", "commit": "abc"}}
-        text = report.render([{"benchmark": "placements", "machine": m, "results": results} for m in (here, there)])
+        text = performance_page.render(
+            [{"benchmark": "placements", "machine": m, "results": results} for m in (here, there)]
+        )
         assert text.count("| `pong` | 1,234 (1 run) |") == 2
         assert "## 16 cores of another, H1" in text
         assert "Never run on a GPU" not in text
@@ -334,7 +325,7 @@ class TestReport:
             "slots": {"128": 1234.4},
         }
         results = {name: {"costs": of, "date": "2026-11-21 10", "commit": "abc"} for name, of in costs.items()}
-        text = report.render([{"benchmark": "growth", "machine": measuring.machine(), "results": results}])
+        text = performance_page.render([{"benchmark": "growth", "machine": measuring.machine(), "results": results}])
         assert "| 512 envs | vector step of an actor | 110.0 us |" in text
         assert "| 16 actors | learner, per slot | 700.0 us |" in text
         assert "| 128 slots | memory of all processes | 1234 MiB |" in text
@@ -343,7 +334,7 @@ class TestReport:
     def test_promises(self) -> None:
         figures = [Figure("growth, actor 7", 11.5, 10.0, "MiB/h"), Figure("threads added", 0.0, 0.5)]
         results = {"cartpole": promises.result_of(figures, date="2026-11-21 10", commit="abc")}
-        text = report.render([{"benchmark": "soak", "machine": measuring.machine(), "results": results}])
+        text = performance_page.render([{"benchmark": "soak", "machine": measuring.machine(), "results": results}])
         assert "| growth, actor 7 | 11.5 MiB/h **not kept** | 10 MiB/h |" in text
         assert "| threads added | 0 | 0.5 |" in text
 
@@ -355,7 +346,7 @@ class TestReport:
             "pong_sample_factory": {"seeds": {"2": pong._asdict()}},
         }
         results = {name: {**of, "date": "2026-11-21 10", "commit": "abc"} for name, of in results.items()}
-        text = report.render([{"benchmark": "learning", "machine": measuring.machine(), "results": results}])
+        text = performance_page.render([{"benchmark": "learning", "machine": measuring.machine(), "results": results}])
         assert "| **appo**, fp32 | 80,000 in 7.2 s | 9 to nothing in 300.0 s |" in text
         assert "| Sample Factory 2.1.1 |  | 500,000 to -12.3 in 840.2 s |" in text
 
@@ -369,19 +360,19 @@ class TestReport:
 
     def test_populations_and_self_play_have_a_section(self) -> None:
         trained = population.Trained([500.0, 20.0], copies=3, mutations=4, rates=[1e-3, 1e-6], seconds=80.0)
-        _, section = report.SECTIONS["population"]
+        _, section = performance_page.SECTIONS["population"]
         assert section({"alone": {"seeds": {"2": trained._asdict()}}}).splitlines()[-1] == (
             "| alone, seed 2 | 500.0, 20.0 | 20.0 | 3 | 4 |"
         )
         of_pool = {"mean": [0.3, 0.3, 0.4], "farthest": 0.0667, "win_rate": 0.5}
-        _, section = report.SECTIONS["self_play"]
+        _, section = performance_page.SECTIONS["self_play"]
         assert section({"past": {"seeds": {"1": of_pool}}}).splitlines()[-1] == (
             "| past, seed 1 | 0.300, 0.300, 0.400 | 0.067 | 0.50 |"
         )
 
     def test_unknown_results_are_not_left_out(self) -> None:
         with pytest.raises(UsageError, match="no section for results of x"):
-            report.render([{"benchmark": "x", "machine": measuring.machine(), "results": {}}])
+            performance_page.render([{"benchmark": "x", "machine": measuring.machine(), "results": {}}])
 
 
 class TestApexPeers:

@@ -13,19 +13,10 @@ from appo.algorithms.run.config import parse_train
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.utils.errors import UsageError
-from benchmarks import (
-    apex_returns,
-    measuring,
-    offline_returns,
-    ppo_returns,
-    published,
-    results_page,
-    returns,
-    runs,
-    scores,
-    seeds,
-)
-from benchmarks.workloads import words_of
+from benchmarks.report import results_page
+from benchmarks.scores import apex_returns, offline_returns, ppo_returns, published, returns, trials
+from benchmarks.shared import measuring, runs, seeds
+from benchmarks.shared.workloads import words_of
 
 
 class Counted(NamedTuple):
@@ -78,22 +69,22 @@ class TestSeeds:
 
 def scored(mean: float | None, episodes: int = 100, *, samples: int = 4_000_000) -> dict[str, Any]:
     played = {mode: {"mean": mean, "std": 7.0, "episodes": episodes} for mode in ("sampled", "most_probable")}
-    one = scores.Scored("--env=CartPole-v1", "--episodes=100", 4_000_000, samples, 20.0, played, False)
+    one = trials.Scored("--env=CartPole-v1", "--episodes=100", 4_000_000, samples, 20.0, played, False)
     return {**one._asdict(), "commit": "abc", "date": "2026-11-21 10"}
 
 
 class TestScores:
-    @pytest.mark.parametrize("name", scores.TRIALS)
+    @pytest.mark.parametrize("name", trials.TRIALS)
     def test_trials_are_command_lines(self, name: str, tmp_path: Path) -> None:
-        trial = scores.TRIALS[name]
+        trial = trials.TRIALS[name]
         config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
         assert (config.env.env, config.run.train_for_seconds) == (trial.env, trial.seconds)
         assert parse("evaluate", ["RUN", *trial.evaluation()])[0].episodes == trial.episodes
 
     def test_seeds_together(self) -> None:
-        assert scores.summary([scored(490.0), scored(500.0), scored(None, 0)], "sampled") == (495.0, 50**0.5, 2, 200)
-        assert scores.summary([scored(490.0)], "sampled") == (490.0, 7.0, 1, 100)
-        assert scores.summary([scored(None, 0)], "sampled") == (None, None, 0, 0)
+        assert trials.summary([scored(490.0), scored(500.0), scored(None, 0)], "sampled") == (495.0, 50**0.5, 2, 200)
+        assert trials.summary([scored(490.0)], "sampled") == (490.0, 7.0, 1, 100)
+        assert trials.summary([scored(None, 0)], "sampled") == (None, None, 0, 0)
 
     def test_a_page_has_ours_beside_what_is_published(self) -> None:
         results = {"pendulum": {"seeds": {"1": scored(-150.0, samples=10**6)}}, "cartpole": {"seeds": {}}}
@@ -110,15 +101,15 @@ class TestScores:
 
     def test_unknown_results_are_not_left_out(self) -> None:
         content = {"benchmark": "scores", "machine": measuring.machine(), "results": {"x": {"seeds": {}}}}
-        with pytest.raises(UsageError, match=r"scores\.py has no x"):
+        with pytest.raises(UsageError, match=r"trials\.py has no x"):
             results_page.render([content])
 
     def test_published_figures_have_a_source(self) -> None:
-        assert published.PUBLISHED.keys() <= scores.TRIALS.keys()
+        assert published.PUBLISHED.keys() <= trials.TRIALS.keys()
         for name, figures in published.PUBLISHED.items():
             assert all(one.source.startswith("https://") for one in figures)
             for one in (one for one in figures if one.source == published.GYMNASIUM):
-                assert one.mean == gymnasium.spec(scores.TRIALS[name].env).reward_threshold
+                assert one.mean == gymnasium.spec(trials.TRIALS[name].env).reward_threshold
 
 
 class TestPPOReturns:
