@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from appo.algorithms.appo.learner import APPOLearner
     from appo.algorithms.appo.numpy_learner import NumpyUpdate
     from appo.algorithms.models.flat_module import FlatModule
-    from appo.algorithms.parts.optimizer import CapturedUpdate
+    from appo.algorithms.parts.captured_update import CapturedUpdate
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.learning.batches import BatchSource
@@ -90,7 +90,7 @@ class APPO(ActorCriticAlgorithm):
         """Make the learner, with the fastest update that computes its loss."""
         from appo.algorithms.appo.numpy_learner import numpy_update
         from appo.algorithms.models.build import let_learn
-        from appo.algorithms.parts.optimizer import CapturedUpdate
+        from appo.algorithms.parts.captured_update import CapturedUpdate
         from appo.algorithms.parts.verify import VerifyingLearner
 
         let_learn(flat, context.model, context.precision, context.device)

@@ -19,7 +19,8 @@ from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
-from appo.algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from appo.algorithms.ops.numpy_returns import Steps, gae, vtrace
+from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
 from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.config import COLUMNS, RunOutputConfig
-from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode, EpisodeAssembler, Steps
+from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode
 from appo.algorithms.datasets.writer import DatasetWriter, open_folder, require_pyarrow
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.memory.output_ring import Entry, OutputRing

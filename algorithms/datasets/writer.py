@@ -30,9 +30,9 @@ from appo.algorithms.datasets.episodes import (
     form_of,
     given_actions,
     in_units,
-    space_to_json,
     spaces_of,
 )
+from appo.algorithms.datasets.space_json import space_to_json
 from appo.envs.spec import SINGLE_KEY, Array, EnvSpec
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.values import shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from appo.algorithms.ops.checks import require_shape
+from appo.algorithms.models.unrolling import Cell, unroll
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
@@ -165,69 +164,3 @@ def _side_by_side(x: Tensor, num_segments: int) -> Tensor:
 def _one_after_another(x: Tensor, num_segments: int) -> Tensor:
     """Reverse `_side_by_side`: [t,num_segments*B,*] -> [num_segments*t, B, *]."""
     return x.reshape(x.shape[0], num_segments, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
-
-
-# Unrolling a recurrent cell over time when episodes begin in the middle.
-
-
-Cell = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(x [t, B, D], state [B, H]) -> (y [t, B, D'], state [B, H]); several steps at once."""
-
-
-def segments_at_resets(first: Tensor) -> list[tuple[int, int]]:
-    """Cut time wherever any column starts an episode.
-
-    Within a segment no state is reset, so a fused multi-step kernel can run it in one call: 25 us a sample against
-    44 us for a loop over steps (GRU of 512, bf16, forward and backward on a CPU), and no sorting or packing.
-
-    Args:
-        first: [T, B] bool. One device synchronization for all T when it is not on the CPU.
-
-    Returns:
-        Ranges [start, end) in order, none empty, which together cover 0 to T.
-
-    Raises:
-        ValueError: `first` is not a matrix.
-    """
-    require_shape("first", first, (None, None))
-    steps = first.shape[0]
-    starts_any: list[bool] = first.any(dim=1).tolist()
-    cuts = [t for t in range(steps) if t == 0 or starts_any[t]]
-    return list(zip(cuts, [*cuts[1:], steps], strict=True))
-
-
-def single_steps(steps: int) -> list[tuple[int, int]]:
-    """Cut time at every step: the cuts do not depend on where episodes start, and nothing is read back for them."""
-    return [(t, t + 1) for t in range(steps)]
-
-
-def unroll(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a cell over time, with the state of a column set to zero where its episode starts.
-
-    On the CPU it runs from reset to reset, on other devices step by step: that costs no synchronization, and the same
-    steps can be captured in a graph.
-
-    Args:
-        cell: runs several steps without a reset; LSTM-like cells keep both their tensors in the one state.
-        x: [T, B, D], T at least 1.
-        first: [T, B] bool.
-        state: [B, H] before step 0; where `first[0]`, what it holds, NaN included, has no influence.
-
-    Returns:
-        Output [T, B, D'] and state [B, H] after step T - 1.
-
-    Raises:
-        ValueError: shapes disagree or T is 0.
-    """
-    require_shape("x", x, (*first.shape, None))
-    require_shape("state", state, (first.shape[1], None))
-    if not first.shape[0]:
-        raise ValueError("x: expected at least one step, got 0")
-    outputs = []
-    ranges = segments_at_resets(first) if first.device.type == "cpu" else single_steps(first.shape[0])
-    segments = torch.split(x, [end - start for start, end in ranges])  # the gradient of a slice would be as long as x
-    for (start, _), segment in zip(ranges, segments, strict=True):
-        state = state.masked_fill(first[start].unsqueeze(-1), 0.0)
-        output, state = cell(segment, state)
-        outputs.append(output)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state

@@ -182,9 +182,6 @@ def _difference(x: Tensor, expected: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
-# Parts that would act otherwise than they learn.
-
-
 NORMS = "its statistics of batches: GroupNorm and LayerNorm have none"
 NOISE = "what it leaves out by chance: leave it out, or set its probability to 0"
 

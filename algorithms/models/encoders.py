@@ -19,8 +19,8 @@ from appo.algorithms.models.images import (
     FlattenImages,
     InputScaling,
     computed_in,
-    side_by_side,
 )
+from appo.algorithms.models.side_by_side import side_by_side
 from appo.envs.spec import is_channels_first
 
 FEW_CHANNELS = 8
@@ -196,9 +196,6 @@ def build_impala(shape: Shape, config: ModelConfig) -> Encoder:
 
 def _extra_layer_sizes(config: ModelConfig) -> Shape:
     return (config.hidden_size,) * config.encoder_extra_fc_layers
-
-
-# What the builders are made of.
 
 
 def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:

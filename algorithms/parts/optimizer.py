@@ -1,7 +1,6 @@
 """Adam over one vector of weights, and its learning rate over time. Nothing here waits for the device."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +8,6 @@ from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule, split
 from appo.algorithms.parts.config import OptimizerConfig
-from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
@@ -203,71 +200,3 @@ class GradientSum:
         self._gradient.copy_(self._sum / count)
         metrics = dict(zip(self._names, (self._metrics / count).float().unbind(), strict=True))
         return metrics | {self._maximum: self._largest.float()}
-
-
-# The optimizer step as one thing that a device repeats: on minibatches copied into memory that stays where it is.
-
-
-log = logging.getLogger(__name__)
-
-Update = Callable[[Batch], Tensor]
-
-WARM_UPS = 3
-
-
-class CapturedUpdate:
-    """Does what `update` does, by a capture per shape of minibatch.
-
-    The first steps of each shape run as they are: libraries set themselves up and Adam's state comes into being. The
-    last of them is strict, so that a model that waits for the device is found out before a capture fails half-way.
-    Where there is no capture, one warning says so and all steps run as they are.
-
-    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture: where they
-    change another one takes its place, see `Tune`.
-
-    Args:
-        update: trains on a minibatch [T, B] and returns its value targets [T, B]; works in place on tensors that stay.
-        device: what captures it.
-    """
-
-    def __init__(self, update: Update, device: Device) -> None:
-        self._update, self._device = update, device
-        self._steps: dict[tuple[int, ...], _Step] = {}
-        self._seen: dict[tuple[int, ...], int] = {}
-        self._capturable = True
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on the minibatch; its value targets, in memory of their own."""
-        shape = tuple(batch.valid.shape)
-        if shape not in self._steps and self._capturable:
-            self._seen[shape] = self._seen.get(shape, 0) + 1
-            try:
-                if self._seen[shape] == WARM_UPS:
-                    with self._device.strict():
-                        return self._update(batch)
-                if self._seen[shape] > WARM_UPS:
-                    self._steps[shape] = _Step(self._update, batch, self._device)
-            except RuntimeError as error:
-                self._capturable = False
-                log.warning("the optimizer step cannot be captured and runs as it is: %s", error)
-        step = self._steps.get(shape)
-        return step(batch) if step else self._update(batch)
-
-
-class _Step:
-    """An update captured on a batch of its own."""
-
-    def __init__(self, update: Update, batch: Batch, device: Device) -> None:
-        self.inputs = batch.copy()
-        self.target = torch.empty_like(batch.reward)
-
-        def run() -> None:
-            self.target.copy_(update(self.inputs))
-
-        self.run = device.capture(run)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        for mine, theirs in zip(self.inputs.tensors(), batch.tensors(), strict=True):
-            mine.copy_(theirs)
-        self.run()
-        return self.target.clone()

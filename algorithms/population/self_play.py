@@ -1,7 +1,6 @@
 """Main's part in self-play: it adds versions of the policy to a pool, says how often to draw each, and rates them."""
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from appo.algorithms.population.config import PopulationConfig
 from appo.algorithms.population.matchmaking import LEARNER
 from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.population.ratings import Record, probabilities, rating_of
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
@@ -25,71 +25,6 @@ from appo.algorithms.runtime.messages import (
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.roles import ACTOR
 from appo.algorithms.runtime.topology import Topology
-
-# How strong the policy that learns is against its past versions, and against which it should play; pure functions.
-#
-# A version keeps the rating that the learner had when it was taken; the first one has 0. The learner's is the one that
-# explains its last results best. 400 points are odds of 10 to 1 (Elo 1978, The Rating of Chessplayers).
-
-
-SCALE = 400 / math.log(10)
-
-PRIOR_GAMES = 1.0
-"""Drawn games that every version counts for beside those played, so that nothing is certain."""
-
-HARDNESS = 2
-"""Exponent of `hard` opponents."""
-
-LARGEST_STEP = 4000.0  # from the highest or lowest rating of a version: odds that no number of games can show
-
-BISECTIONS = 50
-
-
-class Record(NamedTuple):
-    """The recent results of the learner against a version; `score` are games won, those that were drawn count half."""
-
-    rating: float
-    games: int
-    score: float
-
-    @property
-    def win_rate(self) -> float:
-        """Return the share of games won, with the prior."""
-        return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
-
-
-def expected_score(rating: float, other: float) -> float:
-    """Return the expected score of a game between two ratings."""
-    return 1 / (1 + math.exp(-(rating - other) / SCALE))
-
-
-def rating_of(records: Sequence[Record]) -> float:
-    """Return the rating at which the expected score is that of all games (maximum likelihood); 0 without versions.
-
-    Source: Bradley and Terry 1952, Biometrika 39, with one strength unknown.
-    """
-    if not records:
-        return 0.0
-    score = sum(one.score + PRIOR_GAMES / 2 for one in records)
-    low = min(one.rating for one in records) - LARGEST_STEP
-    high = max(one.rating for one in records) + LARGEST_STEP
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        expected = sum((one.games + PRIOR_GAMES) * expected_score(middle, one.rating) for one in records)
-        low, high = (middle, high) if expected < score else (low, middle)
-    return (low + high) / 2
-
-
-def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
-    """Return how often each version is to be drawn.
-
-    Args:
-        records: of the versions.
-        opponents: uniform, or hard: by (1 - win rate)^2 (prioritized fictitious self-play, Vinyals et al. 2019).
-    """
-    weights = [1.0 if opponents == "uniform" else (1 - one.win_rate) ** HARDNESS for one in records]
-    return [weight / sum(weights) for weight in weights]
-
 
 log = logging.getLogger(__name__)
 

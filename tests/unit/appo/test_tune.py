@@ -8,7 +8,7 @@ import torch
 
 from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
-from appo.algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
+from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
 from tests.unit.runtime.devices import RecordingDevice
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.models import actor_critic, cores
-from appo.algorithms.parts.optimizer import WARM_UPS, CapturedUpdate
+from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, learn, learner_of
