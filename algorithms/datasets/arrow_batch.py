@@ -1,4 +1,7 @@
-"""Reads a record batch of Arrow after comparing the sizes of its buffers with the allowed ones."""
+"""Reads a record batch of Arrow after comparing the sizes of its buffers with the allowed sizes.
+
+The buffers of a record batch are listed in front of the batch, with their sizes.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ BUFFERS |= dict.fromkeys(("binary", "large_binary", "string", "large_string"), 3
 
 
 def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
-    """Return the needed columns of an Arrow file, as one record batch.
+    """Return the needed columns of an Arrow file as one record batch.
 
     Args:
-        pa: pyarrow.
-        content: of the file.
-        most_bytes: of needed columns the bytes at most; -1: may be missing, and `require_stored` decides.
+        pa: module pyarrow.
+        content: content of the file.
+        most_bytes: largest size of each needed column; -1: optional column, checked by `require_stored`.
 
     Raises:
-        ValueError, KeyError: a column is missing or larger, or of a type that is not read.
+        ValueError, KeyError: a column is missing, too large, or of an unreadable type.
     """
     if content[:8] != b"ARROW1\0\0" or content[-6:] != b"ARROW1":
         raise ValueError("it is no whole file of Arrow")
@@ -59,7 +62,7 @@ def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
 
 
 def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
-    """Yield how many buffers a field and each field in it has (ValueError: the values of one lie elsewhere)."""
+    """Yield the number of buffers of a field and of each inner field (ValueError: values lie elsewhere)."""
     kind = field.type
     left[0] -= 1
     if left[0] < 0:
@@ -75,7 +78,7 @@ def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
 
 
 def _buffer_bytes(message: Any) -> Iterator[int]:
-    """Yield the size that each buffer of a record batch has in memory (Message.fbs and Schema.fbs of Arrow)."""
+    """Yield the size of each buffer of a record batch in memory (Message.fbs and Schema.fbs of Arrow)."""
     plain, body = message.metadata.to_pybytes(), memoryview(message.body)
     (root,) = struct.unpack_from("<I", plain)
     header = _offset(plain, _field(plain, root, 2))
@@ -92,7 +95,7 @@ def _buffer_bytes(message: Any) -> Iterator[int]:
 
 
 def _field(plain: bytes, table: int, number: int) -> int:
-    """Return where a field of a table of flatbuffers is; 0: it has none."""
+    """Return the position of a field in a table of flatbuffers; 0: missing."""
     vtable = table - struct.unpack_from("<i", plain, table)[0]
     size, place = struct.unpack_from("<H", plain, vtable)[0], 4 + 2 * number
     found = struct.unpack_from("<H", plain, vtable + place)[0] if place < size else 0

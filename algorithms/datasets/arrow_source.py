@@ -32,18 +32,14 @@ NUMBERS = {"bool", "halffloat", "float", "double"} | {
 }
 """Types of numbers as Arrow names them."""
 EPISODE_BYTES = 1 << 20
-"""More than the metadata of an episode has."""
+"""Limit of the metadata of an episode."""
 
 
 class ArrowSource:
-    """One of Minari's datasets on Arrow; see `Source` for the attributes.
-
-    Args:
-        folder: of the data.
-        described: by its metadata.
+    """A dataset of Minari on Arrow; see `EpisodeSource` for the attributes.
 
     Raises:
-        UsageError: pyarrow is missing, or the number of steps of an episode is not there.
+        UsageError: pyarrow is missing, or the number of steps of an episode is missing.
     """
 
     def __init__(self, folder: Place, described: Described) -> None:
@@ -60,7 +56,7 @@ class ArrowSource:
         return self.folder.inside(str(index))
 
     def read(self, index: int) -> Mapping[str, Any]:
-        """Return the arrays of an episode, the padding behind actions and rewards taken off."""
+        """Return the arrays of an episode without the padding behind actions and rewards."""
         steps = self.lengths[index]
         with self._place(index).open(EPISODE_FILE) as file:
             size = os.fstat(file.fileno())
@@ -102,7 +98,7 @@ def _steps_in(about: Mapping[str, object]) -> int:
 
 
 def _numbers(column: Any) -> Array:
-    """A column of numbers, or of lists of them, as an array [N*]."""
+    """Return a column of numbers, or of lists of numbers, as an array [N*]."""
     while hasattr(column, "flatten") and hasattr(column.type, "value_type"):
         if column.null_count:
             raise ValueError("an array with gaps")
@@ -116,7 +112,7 @@ def _numbers(column: Any) -> Array:
 
 
 def _infos(column: Any) -> Iterator[tuple[str, Array]]:
-    """Yield the infos that are numbers; text, structures and columns with gaps nobody needs."""
+    """Yield the infos with numbers; text, structures and columns with gaps are not needed."""
     for index, field in enumerate(column.type):
         shape = (field.metadata or {}).get(b"shape", b"")
         with suppress(ValueError, NotImplementedError):

@@ -13,12 +13,12 @@ from appo.envs.spec import Array, BoolArray, FloatArray
 
 @dataclass(frozen=True)
 class Steps:
-    """T steps of R rows, time-major, as a slot holds them; a step that only resets follows each end (NEXT_STEP).
+    """T steps of R rows, time-major, as in a slot; a step that only resets follows each end (NEXT_STEP).
 
     Attributes:
         obs: [T+1, R, *] by key.
-        first: [T+1, R], the observation starts an episode.
-        valid: [T, R], the step was really taken.
+        first: [T+1, R], whether the observation starts an episode.
+        valid: [T, R], whether the step was taken.
         reward, terminated, truncated: [T, R].
         action: [T, R, A].
         infos: [T, R, *] by name.
@@ -35,13 +35,13 @@ class Steps:
 
     @property
     def named(self) -> dict[str, Array]:
-        """Return what is kept of a step, [T, R, *] by name, and what is seen, [T+1, R, *]."""
+        """Return what a step contains, [T, R, *] by name, and observations [T+1, R, *]."""
         seen = {f"obs.{key}": array for key, array in self.obs.items()}
         return seen | {"action": self.action, "reward": self.reward} | {f"info.{k}": v for k, v in self.infos.items()}
 
 
 class _Piece(NamedTuple):
-    """Steps of one row that follow each other, in arrays [R, T, *] that many pieces share."""
+    """Successive steps of a row in arrays [R, T, *] that many pieces share."""
 
     arrays: Mapping[str, Array]
     row: int
@@ -55,27 +55,26 @@ class _Piece(NamedTuple):
 
 
 def _together(pieces: Sequence[_Piece]) -> _Piece:
-    """Copies of pieces as one, so that the arrays which others share can go."""
     own = {name: np.concatenate([one.of(name) for one in pieces])[None] for name in pieces[0].arrays}
     return _Piece(own, 0, 0, own["reward"].shape[1], is_own=True)
 
 
 PIECES = 8
-"""Of an open episode, after which they are copied together: shared arrays live as long as any piece of them."""
+"""Pieces of an open episode after which they are copied together: a shared array lives as long as any piece."""
 
 
 class EpisodeAssembler:
-    """Puts the steps of rows together to whole episodes; what has no beginning or no end is dropped and counted.
+    """Assembles whole episodes from the steps of rows; drops and counts steps without a beginning or an end.
 
     Args:
         rows: R.
-        skips_first: the first episode of each row has no beginning, whatever `first` says.
+        skips_first: whether the first episode of each row has no beginning, regardless of `first`.
 
     Attributes:
-        dropped_episodes, dropped_steps: that will be in no episode.
-        open_steps: of episodes that have no end yet, in order of rows.
-        step_bytes: of one step, as soon as there is one.
-        shared_bytes: of the arrays of all rows that open episodes may hold, beside their own steps; see `compact`.
+        dropped_episodes, dropped_steps: dropped so far.
+        open_steps: steps of open episodes, by row.
+        step_bytes: bytes of a step, after the first one.
+        shared_bytes: bytes of shared arrays that open episodes may hold beside their own steps; see `compact`.
     """
 
     def __init__(self, rows: int, skips_first: bool = False) -> None:
@@ -87,11 +86,11 @@ class EpisodeAssembler:
 
     @property
     def shared_bytes(self) -> int:
-        """Return how much may be held beside them."""
+        """Return the bytes of shared arrays."""
         return sum(self._shared)
 
     def compact(self) -> None:
-        """Copy the steps of open episodes, so that they hold none of other rows; that costs time."""
+        """Copy the steps of open episodes, which releases shared arrays at the cost of time."""
         if not self._shared:
             return
         self._shared.clear()
@@ -101,7 +100,7 @@ class EpisodeAssembler:
                 pieces[own:] = [_together(pieces[own:])]
 
     def add(self, steps: Steps) -> Iterator[Episode]:
-        """Take in the steps that follow those of before; yield the episodes that end in them."""
+        """Take in the next steps; yield the episodes that end."""
         ended = (steps.terminated | steps.truncated) & steps.valid
         stops: list[list[int]] = [[] for _ in self._pieces]
         for row, t in np.argwhere((ended | ~steps.valid).T).tolist():
@@ -131,13 +130,13 @@ class EpisodeAssembler:
                 self._pieces[row][-PIECES:] = [_together(newest)]
 
     def break_off(self, row: int) -> None:
-        """Drop the episode of a row that has begun and will have no end; what follows of it has no beginning."""
+        """Drop the open episode of a row; its further steps have no beginning."""
         self.dropped_episodes += bool(self._pieces[row])
         self.dropped_steps += self.open_steps[row]
         self._pieces[row], self.open_steps[row] = [], 0
 
     def close(self) -> None:
-        """Drop all that has no end yet."""
+        """Drop all open episodes."""
         for row in range(len(self._pieces)):
             self.break_off(row)
 

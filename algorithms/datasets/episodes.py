@@ -1,4 +1,4 @@
-"""Whole episodes: what a dataset holds of one, the spaces it is described by, and how steps of rows become episodes."""
+"""Whole episodes: content, spaces, and conversion from and to the arrays of a dataset."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,32 +14,32 @@ from appo.envs.spec import SINGLE_KEY, ActionSpec, Array, EnvSpec, FloatArray
 from appo.utils.errors import UsageError
 
 Spaces = tuple[Space, Space]
-"""Of observations and of actions, as a dataset describes them."""
+"""Spaces of observations and of actions in a dataset."""
 
 SAMPLED_ACTION = "sampled_action"
-"""Name among the infos of continuous actions as they were drawn: a dataset's own actions are within their bounds."""
+"""Info with continuous actions as drawn: a dataset's own actions are within their bounds."""
 SQUASHED_BOUND = 4.0
-"""The stored number that stands for a bound, where actions are squashed by tanh: 0.07 % of the range is left out."""
+"""Stored number for a bound of actions squashed by tanh; excludes 0.07 % of the range."""
 OF_BEHAVIOUR = ("logits", "log_prob", SAMPLED_ACTION)
-"""Names among the infos of what means something only where actions are stored in the same form."""
+"""Infos that are valid only for actions stored in the same form."""
 POLICY_VERSION = "policy_version"
-"""Name among the infos of the version of the weights that acted."""
+"""Info with the version of the acting weights."""
 
 
 class Unfit(ValueError):
-    """Content of a dataset that is whole, but cannot be learned from as it is."""
+    """Undamaged content of a dataset from which nothing can be learned."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode of L steps, as learners see it.
+    """A whole episode of L steps in the form for learners.
 
     Attributes:
         obs: [L+1, *] by key; the last is the true final observation.
         action: [L, A] as stored in slots.
         reward: [L].
-        terminated: its last state has no future; otherwise the episode was cut there.
-        infos: [L, *] by name: what is known of the policy that acted.
+        terminated: whether the last state has no future; otherwise the episode was cut.
+        infos: [L, *] by name: facts about the acting policy.
     """
 
     obs: dict[str, Array]
@@ -52,17 +52,17 @@ class Episode:
         return len(self.reward)
 
     def returns(self, gamma: float) -> float:
-        """Return the discounted sum of its rewards."""
+        """Return the discounted sum of rewards."""
         return float(np.sum(self.reward * gamma ** np.arange(len(self), dtype=np.float64)))
 
 
 def spaces_of(spec: EnvSpec) -> Spaces:
-    """Return spaces that describe what is stored of an environment: the same spec follows from them.
+    """Return spaces from which the spec of an environment follows again.
 
-    A space of one key is no Dict; several choices are a MultiDiscrete, and parts of several kinds a Tuple.
+    A space of a single key is not a Dict; several choices are a MultiDiscrete, and parts of several kinds a Tuple.
 
     Raises:
-        UsageError: what is stored of an action is not what the environment takes, and only flags say how.
+        UsageError: stored actions differ from the environment's, and only flags define the difference.
     """
     if bins := spec.action.bins:
         raise UsageError(f"a dataset cannot say what the choices of --continuous_as_bins={bins} stand for")
@@ -92,7 +92,7 @@ def _action_space(action: ActionSpec) -> Space:
 
 
 def _bounds_of(action: ActionSpec) -> list[Array]:
-    """The lowest and the highest of all real numbers, as the environment takes them."""
+    """Return lowest and highest real numbers in the units of the environment."""
     ends: list[Array] = [np.array(end or (), np.float64) for end in (action.low, action.high)]
     if action.scale is None or action.shift is None:
         return ends
@@ -103,7 +103,7 @@ def _bounds_of(action: ActionSpec) -> list[Array]:
 
 
 def form_of(action: ActionSpec) -> ActionForm:
-    """Return the form in which actions are stored."""
+    """Return the form of stored actions."""
     return ActionForm(action.scale is not None, any(action.is_squashed), action.bins)
 
 
@@ -111,18 +111,13 @@ _units_of = cache(ActionUnits)
 
 
 def in_units(action: ActionSpec, stored: Array) -> Array:
-    """Return stored actions [L, A] in the units of the environment, within its bounds where they are scaled."""
+    """Return stored actions [L, A] in the units of the environment; scaled actions are within bounds."""
     units = _units_of(action)
     return units(stored).astype(stored.dtype) if units.differ else stored
 
 
 def given_actions(space: Space, action: Array) -> Any:
-    """Return actions [L, A] as a space of `spaces_of` describes them; continuous ones are clipped to their bounds.
-
-    Args:
-        space: of the actions.
-        action: in the units of the environment, see `in_units`.
-    """
+    """Return actions [L, A] in a space of `spaces_of`; continuous actions are clipped to their bounds."""
     if isinstance(space, spaces.Discrete):
         return action[:, 0].astype(space.dtype)
     if isinstance(space, spaces.Tuple):
@@ -135,12 +130,12 @@ def given_actions(space: Space, action: Array) -> Any:
 
 
 def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
-    """Return actions [L, A] as they are stored, of values as any action space describes them.
+    """Return actions [L, A] in stored form from values of any action space.
 
-    Of a squashed number the one before tanh is stored, which of a bound is finite: `SQUASHED_BOUND`.
+    A squashed number is stored before tanh, finite at a bound: `SQUASHED_BOUND`.
 
     Raises:
-        ValueError: a value is no action of the space.
+        ValueError: a value is outside the space.
     """
     columns: Any = np.concatenate(_action_columns(space, values), axis=1)
     if columns.shape[1] != action.num_values or not np.isfinite(columns).all():
@@ -158,7 +153,6 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
 
 
 def _check_choices(columns: Any, action: ActionSpec) -> None:
-    """Refuse choices in actions [L, A] that there are not (ValueError)."""
     begin = 0
     for part in action.parts:
         choices = columns[:, begin : begin + part.num_values]
@@ -180,19 +174,18 @@ def _action_columns(space: Space, values: Any) -> list[Any]:
 def episode_of(
     name: str, described: Spaces, spec: EnvSpec, raw: Mapping[str, Any], form: ActionForm = AS_THEY_ARE
 ) -> Episode:
-    """Make an episode of arrays under Minari's names, checked against the spaces.
+    """Make an episode from arrays with Minari's names, checked against the spaces.
 
     Args:
-        name: of where they come from.
-        described: the spaces.
-        spec: what follows from them.
-        raw: observations [L+1, *], actions, rewards, terminations and truncations [L, *], and infos by name if any.
-            Dict and Tuple spaces have dicts and tuples of arrays.
-        form: in which those who acted have stored actions. In another one than that of the spec probabilities mean
-            something else, and are left out.
+        name: origin of the arrays, for messages.
+        described: spaces of the dataset.
+        spec: spec of the spaces.
+        raw: observations [L+1, *]; actions, rewards, terminations and truncations [L, *]; optional infos by name. Dict
+            and Tuple spaces have dicts and tuples of arrays.
+        form: form of actions in the acting process. Probabilities of another form than the spec's are left out.
 
     Raises:
-        ValueError, SpaceMismatch: something does not fit, or is not finite.
+        ValueError, SpaceMismatch: arrays do not fit or are not finite.
     """
     reward: FloatArray = np.asarray(raw["rewards"], np.float32).reshape(-1)
     steps = len(reward)
@@ -228,7 +221,7 @@ def episode_of(
 
 
 def _leaves(space: Space, values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a space, each with its key; what has another form than the space is left to who reads it."""
+    """Yield the arrays of a space with their keys; `ObservationWriter` handles values in another form."""
     parts = children(space)
     if parts is None:
         yield key, values

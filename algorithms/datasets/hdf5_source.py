@@ -28,7 +28,7 @@ from appo.utils.errors import UsageError
 
 
 class HDF5Source:
-    """One of Minari's datasets on HDF5; arguments and errors are those of `ArrowSource`."""
+    """A dataset of Minari on HDF5; arguments and errors as in `ArrowSource`."""
 
     def __init__(self, folder: Place, described: Described) -> None:
         try:
@@ -46,7 +46,7 @@ class HDF5Source:
             self.lengths: Sequence[int] = [math.prod(array.shape) for array in arrays]
 
     def read(self, index: int) -> Mapping[str, Any]:
-        """Return the arrays of an episode; infos of others are left out."""
+        """Return the arrays of an episode, without infos."""
         group, steps = self._episode(index), self.lengths[index]
         values = {name: self._sized(group, name, (steps,))[:] for name in STEP_ARRAYS}
         for name, space, rows in zip(("observations", "actions"), self.spaces, (steps + 1, steps), strict=True):
@@ -54,7 +54,7 @@ class HDF5Source:
         return values
 
     def _refuse_repeated(self, episodes: int) -> None:
-        """Refuse episodes that are one and the same (ValueError): some kB can name it any number of times."""
+        """Refuse repeated episodes (ValueError): some kB can name an episode any number of times."""
         places: set[int] = set()
         for index in range(episodes):
             places.add(self._link(self._file, f"episode_{index}"))
@@ -65,7 +65,7 @@ class HDF5Source:
         return self._inside(self._file, f"episode_{index}")
 
     def _link(self, group: Any, name: str) -> int:
-        """Return where in this file lies what a group has under a name (ValueError: nowhere)."""
+        """Return the position in the file of a name in a group (ValueError: not in this file)."""
         if not isinstance(group, self._h5py.Group):
             raise ValueError(f"{name} should lie in a group, and that is none")
         try:
@@ -78,7 +78,7 @@ class HDF5Source:
         return place
 
     def _inside(self, group: Any, name: str) -> Any:
-        """Return what lies in a group under a name, in this file and not behind a link to another."""
+        """Return the content of a name in a group, in this file and not behind a link."""
         for part in name.split("/"):
             self._link(group, part)
             group = group[part]
@@ -97,7 +97,7 @@ class HDF5Source:
         return array
 
     def _sized(self, group: Any, name: str, shape: tuple[int, ...]) -> Any:
-        """Return an array that has as many numbers as a shape, or images as JPEG (ValueError: it has others)."""
+        """Return an array with the numbers of a shape, or images as JPEG (ValueError: another size)."""
         array = self._array(group, name)
         if array.dtype.kind == "O" or math.prod(array.shape) != math.prod(shape):
             if array.shape[1:] == shape[1:] and array.shape:
@@ -119,7 +119,7 @@ class HDF5Source:
         return {key: self._values(one, inside, str(key), rows) for key, one in parts}
 
     def _images(self, group: Any, name: str, shape: tuple[int, ...], rows: int) -> Any:
-        """Return runs of bytes, each an image as JPEG; None: images are stored as they are."""
+        """Return runs of bytes, each a JPEG; None: plain images."""
         array = self._array(group, name)
         if array.dtype.kind != "O" and len(array.shape) != 2:
             return None

@@ -1,7 +1,7 @@
-"""Reads datasets: Minari's on Arrow and on HDF5, and episodes that a function of the user's returns.
+"""Opens datasets: Minari's on Arrow and on HDF5, and episodes that a function of the user returns.
 
-What is read may come from anybody. Nothing of it is unpickled, imported or made: of the metadata only spaces and counts
-are used, links out of a dataset are refused, and a file that is damaged is named in one line.
+Datasets may come from strangers. Nothing is unpickled, imported or made: only spaces and counts of the metadata are
+used, links out of a dataset are refused, and a damaged file is reported in a single line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from appo.algorithms.datasets.sources import (
     MOST,
     MOST_FRAMES,
     Described,
+    EpisodeSource,
     FunctionSource,
-    Source,
     named,
     naming_damage,
 )
@@ -39,29 +39,24 @@ from appo.utils.user_modules import find_function
 from appo.utils.values import is_number, shown
 
 PICKLES = (".pkl", ".pickle", ".npy", ".npz", ".pt", ".pth")
-"""Suffixes of files that are pickles, or may hold some."""
+"""Suffixes of files that are, or may contain, pickles."""
 
 
 class Dataset:
-    """Episodes of several sources that have the same spaces.
-
-    Args:
-        sources: at least one.
-        postprocess: is given each episode as it is read; None: nothing is done.
-        form: in which actions are stored.
+    """Episodes of several sources with equal spaces.
 
     Attributes:
-        spec: that follows from the spaces; a step has one simulator frame where none of them says how many.
-        says_frames: whether the first source says how many.
+        spec: spec of the spaces; one simulator frame per step unless a source states the number.
+        says_frames: whether the first source states the number.
         lengths: [E] steps of every episode.
 
     Raises:
-        UsageError: sources differ in what they show or take, or there is no step.
+        UsageError: sources differ in their spaces, or contain no step.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[EpisodeSource],
         postprocess: Callable[[Episode], Episode] | None = None,
         form: ActionForm = AS_THEY_ARE,
     ) -> None:
@@ -90,11 +85,7 @@ class Dataset:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Episode:
-        """Read an episode.
-
-        Raises:
-            UsageError: it is damaged, or does not fit the spaces.
-        """
+        """Read an episode (UsageError: the episode is damaged, or does not fit the spaces)."""
         number = int(np.searchsorted(self._begins, index, "right")) - 1
         source, within = self.sources[number], index - int(self._begins[number])
         name = f"episode {within} of {source.name}"
@@ -114,15 +105,12 @@ class Dataset:
 
 
 def open_dataset(words: Sequence[str], postprocess: str = "", form: ActionForm = AS_THEY_ARE) -> Dataset:
-    """Find the datasets that `--input` names; episodes are read later. The same words give the same object.
+    """Find the datasets of `--input`; episodes are read later. Equal words return the same object.
 
-    Args:
-        words: folders, patterns of folders, or package.module:function.
-        postprocess: the function that `--postprocess_inputs` names; empty: none.
-        form: in which actions are stored.
+    A word is a folder, a pattern of folders, or package.module:function.
 
     Raises:
-        UsageError: there is no such dataset, or it is damaged or nothing that is read.
+        UsageError: a dataset is missing, damaged, or of an unknown kind.
     """
     return _opened(tuple(words), postprocess, form)
 
@@ -133,7 +121,7 @@ def _opened(words: tuple[str, ...], postprocess: str, form: ActionForm) -> Datas
     return Dataset(sources, find_function("postprocess_inputs", postprocess) if postprocess else None, form)
 
 
-def _sources(word: str) -> list[Source]:
+def _sources(word: str) -> list[EpisodeSource]:
     if ":" in word and not Path(word).exists():
         return [FunctionSource(word)]
     found = sorted(glob.glob(word)) if glob.has_magic(word) and not os.path.lexists(word) else [word]
@@ -145,7 +133,7 @@ def _sources(word: str) -> list[Source]:
 
 
 def _data_folders(path: Path) -> list[Place]:
-    """The folders of a dataset's data: of one of Minari's, or of every part of one of ours."""
+    """Return the data folders: one for a dataset of Minari, one per part for a dataset of ours."""
     if path.suffix.lower() in PICKLES:
         raise UsageError(f"{named(path)} may be a pickle, which could run code: it is not read")
     place = Place(path)
@@ -160,13 +148,12 @@ def _data_folders(path: Path) -> list[Place]:
 
 
 def _in_store(name: Path) -> str:
-    """Return where Minari's own store has a dataset of this name, for a message; empty: nowhere."""
     store = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets") / name
     there = Place(store).holds(DATA) and not name.is_absolute()
     return f"; Minari's store has one of this name: --input={store}" if there else ""
 
 
-def _source_in(folder: Place) -> Source:
+def _source_in(folder: Place) -> EpisodeSource:
     name = named(folder.path)
     with naming_damage(str(folder.path / METADATA)):
         metadata = folder.mapping(METADATA)
@@ -181,7 +168,7 @@ def _source_in(folder: Place) -> Source:
             if not is_number(value) or not 0 <= value < most or value != int(value):
                 raise ValueError(f"{key} must be a whole number, at least 0 and below {most}")
         described = Described(spaces, _form_in(metadata), int(frames), int(episodes))
-    kinds: Mapping[object, Callable[..., Source]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
+    kinds: Mapping[object, Callable[..., EpisodeSource]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
     stored = metadata.get("data_format")
     kind = kinds.get(stored)
     if kind is None:
@@ -190,7 +177,6 @@ def _source_in(folder: Place) -> Source:
 
 
 def _row_bytes(spec: EnvSpec) -> int:
-    """Return how many bytes a step takes in memory."""
     of_obs = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in spec.observations.values())
     return of_obs + 4 * spec.action.num_values + 16
 
@@ -202,7 +188,7 @@ def _form_in(metadata: Mapping[str, Any]) -> ActionForm:
     return ActionForm(*given)
 
 
-def _spec_of(source: Source, form: ActionForm) -> EnvSpec:
+def _spec_of(source: EpisodeSource, form: ActionForm) -> EnvSpec:
     with naming_damage(source.name):
         try:
             return spec_of(*source.spaces, frames_per_step=source.frames_per_step or 1, form=form)

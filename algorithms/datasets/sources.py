@@ -14,25 +14,25 @@ from appo.utils.user_modules import find_function
 
 STEP_ARRAYS = ("rewards", "terminations", "truncations")
 MOST, MOST_FRAMES = 1 << 40, 1 << 20
-"""Of anything that is counted, and of frames behind a step."""
+"""Limits of counts, and of frames behind a step."""
 
 
 def named(path: Path | str) -> str:
-    """Return a path as messages name it: whole, and in one line."""
+    """Return a path for messages: complete, in a single line."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 
 
-class Source(Protocol):
-    """Where episodes lie.
+class EpisodeSource(Protocol):
+    """A source of episodes.
 
     Attributes:
-        name: for messages.
-        spaces: of observations and actions.
-        form: in which those who acted have stored actions.
-        frames_per_step: simulator frames behind a step; 0: it does not say.
+        name: name for messages.
+        spaces: spaces of observations and actions.
+        form: form of actions in the acting process.
+        frames_per_step: simulator frames behind a step; 0: unknown.
         lengths: steps of every episode.
-        stored_bytes: that its files take on the disk; None: it is no file.
+        stored_bytes: bytes of the files on the disk; None: no file.
     """
 
     name: str
@@ -43,13 +43,12 @@ class Source(Protocol):
     stored_bytes: int | None
 
     def read(self, index: int) -> Mapping[str, Any]:
-        """Return the arrays of an episode under Minari's names."""
-        ...
+        """Return the arrays of an episode with Minari's names."""
 
 
 @contextmanager
 def naming_damage(name: str) -> Iterator[None]:
-    """Name in one line what cannot be read, whatever reading it raises."""
+    """Report any error of reading in a single line with the name."""
     try:
         yield
     except UsageError as error:
@@ -61,10 +60,10 @@ def naming_damage(name: str) -> Iterator[None]:
 
 
 class Described(NamedTuple):
-    """Description of one of Minari's datasets by its metadata; see `Source`.
+    """Description of a dataset of Minari by its metadata; see `EpisodeSource`.
 
     Attributes:
-        episodes: how many there are.
+        episodes: number of episodes.
     """
 
     spaces: Spaces
@@ -74,12 +73,12 @@ class Described(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Result of a function that `--input` names.
+    """Result of a function in `--input`.
 
     Attributes:
-        observation_space, action_space: of gymnasium.
-        episodes: mappings of arrays under Minari's names: observations [L+1, *], actions, rewards, terminations,
-            truncations [L, *], and infos if there are some; read when they are needed.
+        observation_space, action_space: spaces of gymnasium.
+        episodes: mappings of arrays with Minari's names: observations [L+1, *]; actions, rewards, terminations,
+            truncations [L, *]; optional infos. Episodes are read when needed.
     """
 
     observation_space: Any
@@ -88,13 +87,10 @@ class Given(NamedTuple):
 
 
 class FunctionSource:
-    """The episodes that a function returns; see `Source` for the attributes.
-
-    Args:
-        name: package.module:function.
+    """Episodes that a function returns; see `EpisodeSource` for the attributes.
 
     Raises:
-        UsageError: there is no such function, or it raises or returns something else.
+        UsageError: the function is missing, raises, or returns something else.
     """
 
     form, frames_per_step = AS_THEY_ARE, 0

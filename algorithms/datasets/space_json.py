@@ -13,7 +13,7 @@ from appo.utils.values import refuse_deep, shown
 
 
 def space_to_json(space: Space) -> str:
-    """Return a space of `spaces_of` as Minari's metadata has it."""
+    """Return a space of `spaces_of` in the form of Minari's metadata."""
     return json.dumps(_plain_space(space))
 
 
@@ -37,10 +37,10 @@ def _plain_space(space: Space) -> dict[str, object]:
 
 
 def space_from_json(text: object) -> Space:
-    """Return the space that metadata describes; nothing is imported or evaluated for it.
+    """Return the space in metadata; nothing is imported or evaluated.
 
     Raises:
-        ValueError, KeyError, TypeError, AssertionError: it describes none that can be learned from.
+        ValueError, KeyError, TypeError, AssertionError: not a space to learn from.
     """
     plain = json.loads(text) if isinstance(text, str) else text
     _refuse_many(plain)
@@ -51,13 +51,12 @@ def space_from_json(text: object) -> Space:
 
 _NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 _DTYPES = {name: np.dtype(name) for name in _NUMBERS.split()}
-"""Types of numbers by the name that metadata has for them; others, as of text, can have any size."""
+"""Types of numbers by name in metadata; other types, such as text, can have any size."""
 MOST_SPACES, MOST_CHOICES, MOST_NUMBERS = 1000, 1 << 16, 1 << 23
-"""Of spaces in a space, of all choices and bits that these have, and of their numbers."""
+"""Limits of spaces in a space, of all choices and bits, and of all numbers."""
 
 
 def _refuse_large(space: Space) -> None:
-    """Refuse a space that takes more memory than its description (ValueError)."""
     leaves, choices, numbers = [space], 0, 0
     while leaves:
         leaf = leaves.pop()
@@ -74,7 +73,7 @@ def _refuse_large(space: Space) -> None:
 
 
 def _refuse_many(plain: Any) -> None:
-    """Refuse spaces in spaces without end (ValueError), before any is made."""
+    """Refuse endlessly nested spaces (ValueError) before any is made."""
     refuse_deep(plain)
     level, count = [plain], 0
     while level:

@@ -1,7 +1,7 @@
-"""Files of datasets: their sizes are compared with counts and spaces before memory is taken.
+"""Limits of files of datasets: sizes are compared with counts and spaces before memory is taken.
 
 A file of some kB can name any size: of a list, a column, a compressed buffer, an array without values on the disk.
-Spaces and the number of steps, both from the metadata, say how much is read; see `require_stored`.
+Spaces and the number of steps, both from the metadata, bound the content; see `require_stored`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from appo.envs.spec import Array
 from appo.utils.errors import UsageError
 
 MOST_RATIO = 1000
-"""Of the bytes in memory to those on a disk, beyond which a file is not believed: compression has about as much."""
+"""Largest accepted ratio of bytes in memory to bytes on the disk: compression reaches about as much."""
 FREE_BYTES = 256 << 20
-"""Of an episode, and four times as much of a dataset, which may be zeros alone that take no room on a disk."""
+"""Unchecked bytes of an episode, and a quarter of those of a dataset, which may be zeros that take no disk."""
 MOST_FIELDS = 10_000
-"""Of a file of Arrow, in all levels."""
+"""Limit of the fields in a file of Arrow, over all levels."""
 SLACK_BYTES = 64 << 10
-"""Of a column, for what Arrow adds to its numbers."""
+"""Bytes that Arrow adds to the numbers of a column."""
 JPEG_BYTES = 16 << 10
-"""Of an image, beside twice the bytes that it has decoded: more than any encoder makes of noise."""
+"""Limit of an encoded image beyond twice its decoded bytes: more than any encoder needs for noise."""
 
 
 def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
-    """Return images [N, *shape] that are stored as JPEG; sizes are compared with the shape before one is decoded.
+    """Return images [N, *shape] stored as JPEG; each size is compared with the shape before decoding.
 
     Args:
-        shape: [H, W] of grey images, [H, W, 3] of those in colour.
-        encoded: the bytes of each.
+        shape: [H, W] for grey images, [H, W, 3] for colour.
+        encoded: bytes of each image.
 
     Raises:
         UsageError: Pillow is missing.
-        ValueError, OSError: one is no JPEG, or is of another size.
+        ValueError, OSError: an image is not JPEG or has another size.
     """
     try:
         image_of = importlib.import_module("PIL.Image").open
@@ -63,13 +63,13 @@ def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
 
 
 def require_stored(what: str, asked: int, stored: int, free: int = FREE_BYTES) -> None:
-    """Refuse content that takes much memory and next to nothing on the disk (Unfit)."""
+    """Refuse content with much memory and nearly nothing on the disk (Unfit)."""
     if asked > free and asked > MOST_RATIO * stored:
         raise Unfit(f"{what} would take {asked >> 20} MiB of memory, and has {stored} bytes on the disk")
 
 
 def row_bytes(space: Space) -> int:
-    """Return how many bytes a value of a space takes at most in a file."""
+    """Return the largest size of a value of a space in a file, in bytes."""
     parts = children(space)
     if parts is not None:
         return 32 + sum(row_bytes(one) for _, one in parts)
@@ -77,5 +77,5 @@ def row_bytes(space: Space) -> int:
 
 
 def is_image(space: Space) -> bool:
-    """Whether Minari may have stored values of a space as JPEG, which their form then tells: each is a run of bytes."""
+    """Return whether Minari may have stored values of a space as JPEG, each a run of bytes."""
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)

@@ -14,7 +14,7 @@ from appo.algorithms.models.unrolling import Cell, unroll
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
-    """Return a context without autocast on that kind of device; costs next to nothing where there is none anyway."""
+    """Return a context without autocast on a kind of device; nearly free where autocast is off."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
@@ -22,11 +22,11 @@ Weights = dict[str, Tensor]
 
 
 class Core(Protocol):
-    """The module behind the encoder of a tower: a memory from one step to the next.
+    """The module behind the encoder of a tower: a memory between steps.
 
     Attributes:
         output_size: D', features per step.
-        state_size: H, numbers that a row remembers.
+        state_size: H, numbers in the memory of a row.
     """
 
     output_size: int
@@ -34,7 +34,6 @@ class Core(Protocol):
 
     def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Step x [N,D] from state [N,H], which counts as zero where first [N]: return [N,D'] and the next state."""
-        ...
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
         """Compute what `step` gives for x [T+1,B,D] and first [T+1,B], differentiably: [T+1,B,D'].
@@ -42,7 +41,6 @@ class Core(Protocol):
         The T steps are segments of equal length, each of which starts from its own state [number of segments,B,H]; step
         T continues from the last one.
         """
-        ...
 
 
 class IdentityCore(nn.Module):
@@ -64,15 +62,15 @@ class IdentityCore(nn.Module):
 
 
 class RecurrentCore(nn.Module):
-    """A GRU or an LSTM whose whole state is one row of numbers.
+    """A GRU or an LSTM whose state is one row of numbers.
 
-    A state row [H] holds, layer after layer, the hidden vectors and then (LSTM) the cell vectors.
+    A state row [H] contains, layer by layer, the hidden vectors and then (LSTM) the cell vectors.
 
     Args:
         rnn_type: gru or lstm.
         input_size: D, features per step.
-        hidden_size: Width of the state vector of one layer and of the output.
-        num_layers: Stacked layers.
+        hidden_size: width of a layer's state vector and of the output.
+        num_layers: number of stacked layers.
     """
 
     def __init__(self, rnn_type: str, input_size: int, hidden_size: int, num_layers: int) -> None:
@@ -85,15 +83,12 @@ class RecurrentCore(nn.Module):
         self.state_size = self.num_vectors * hidden_size
 
     def forward(self, x: Tensor, state: Tensor, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """Advance through the steps of x without any reset.
+        """Advance through the steps of x without a reset; return y [t,B,hidden_size] and state [B,H], float32.
 
         Args:
             x: [t,B,D].
             state: [B,H] before the first of the t steps.
-            weights: `_bf16_weights`, where the caller has them already.
-
-        Returns:
-            Output [t,B,hidden_size] and the state [B,H] after the last step, both float32.
+            weights: `_bf16_weights`, if the caller has them.
         """
         vectors = state.reshape(-1, self.num_vectors, self.output_size).transpose(0, 1).contiguous()
         weights = weights or self._bf16_weights(x)
@@ -108,9 +103,9 @@ class RecurrentCore(nn.Module):
         return y.float(), vectors.transpose(0, 1).flatten(1).float()
 
     def _bf16_weights(self, x: Tensor) -> Weights:
-        """Return the weights of a GRU for x under autocast on the CPU, which knows no GRU; nothing elsewhere.
+        """Return the weights of a GRU for autocast on the CPU, which does not support GRUs; otherwise nothing.
 
-        An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both do.
+        An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both support autocast.
         """
         if self.is_lstm or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return {}
@@ -121,8 +116,8 @@ class RecurrentCore(nn.Module):
 
         Args:
             x: [N,D].
-            first: [N] bool: this observation starts an episode, so the row's state counts as zero.
-            state: [N,H] as the step before left it.
+            first: [N] bool: the observation starts an episode, and the state counts as zero.
+            state: [N,H] after the previous step.
         """
         # Filled, not multiplied: a state that is not finite must end with its episode. No copy to the host either.
         y, state = self(x.unsqueeze(0), state.masked_fill(first.unsqueeze(1), 0.0))
@@ -134,19 +129,16 @@ class RecurrentCore(nn.Module):
 
 
 def unroll_segments(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
-    """Repeat what acting did, in segments that each start from the state stored then.
+    """Repeat acting in segments that each start from the stored state; return [T+1,B,D'].
 
-    Backpropagation through time ends at a segment's start and at every reset. The segments run side by side, as columns
-    of one batch: with T segments of one step that is one call instead of T.
+    Backpropagation through time ends at the start of a segment and at every reset. Segments run side by side as columns
+    of a batch: T segments of one step are one call instead of T.
 
     Args:
         cell: (x [t,B,D], state [B,H]) -> (y [t,B,D'], state [B,H]), t steps without a reset.
         x: [T+1,B,D].
         first: [T+1,B] bool.
         state: [T/recurrence,B,H] before each segment. Row T continues from the last segment.
-
-    Returns:
-        [T+1,B,D'].
     """
     num_segments, num_columns = state.shape[:2]
     rows, last_row = torch.split(x, [len(x) - 1, 1])

@@ -1,8 +1,8 @@
 """Runs rows of a batch on several cores: each part forward and backward on a thread of its own.
 
-Threads within an operation wait for each other at the end of the operation, thousands of times per minibatch. Beside
-actors that take a core now and then, two such threads are slower than a single one (Pong, 4 epochs, 2 cores: 145
-samples/s instead of 195; side by side 260). Parts wait only for the end of the slowest part.
+Threads within an operation wait at the end of the operation, thousands of times per minibatch. Beside actors that take
+a core now and then, two threads were slower than a single thread (Pong, 4 epochs, 2 cores: 145 samples/s instead of
+195; side by side 260). Parts wait only for the slowest part.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.autograd.function import once_differentiable
 Result = TypeVar("Result")
 
 Rows = Callable[[Tensor], Tensor]
-"""Maps rows [N,*] to rows [N,*], each for itself."""
+"""Maps rows [N,*] to rows [N,*], each row separately."""
 
 
 def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tensor]) -> Tensor:
-    """Apply a function to each part [n,*] on a thread of its own; return the results as one [N,*].
+    """Apply a function to each part [n,*] on a thread of its own; return the joined results [N,*].
 
-    Gradients flow to the tensors to be trained with which it does that, if they require any, and none to the parts;
-    they are added up in the order of the parts, so that the result does not depend on which thread is faster.
+    Gradients flow to the trained tensors that require gradients, none to the parts. Gradients are added in the order of
+    the parts, so the result does not depend on the speed of threads.
     """
     if not torch.is_grad_enabled():
         return torch.cat(_on_threads(function, parts))
@@ -37,7 +37,7 @@ def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tens
 
 
 class _SideBySide(torch.autograd.Function):
-    """Gives every part a graph of its own, so that its thread can go through it backward too."""
+    """Gives every part a graph of its own, so a thread can run the backward pass too."""
 
     @staticmethod
     def forward(ctx: Any, function: Rows, parts: Sequence[Tensor], *trained: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class _SideBySide(torch.autograd.Function):
 
 
 def _on_threads(function: Callable[[Any], Result], arguments: Sequence[Any]) -> list[Result]:
-    """Return the results for all arguments, computed at the same time and in the modes of this thread."""
+    """Return the results for all arguments, computed concurrently in the modes of this thread."""
     modes = _Modes()
 
     def call(argument: Any) -> Result:
@@ -80,7 +80,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 class _Modes:
-    """The modes that torch keeps per thread and on which a result depends."""
+    """Modes that torch keeps per thread and that affect a result."""
 
     def __init__(self) -> None:
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()

@@ -7,7 +7,7 @@ import numpy as np
 from appo.algorithms.ops.numpy_twins import Array
 
 
-class Steps(NamedTuple):
+class TrajectoryTerms(NamedTuple):
     """A trajectory with every invalid row zeroed; see `returns.py` for what each field means."""
 
     difference: Array  # [T, B] reward + gamma * next value - value
@@ -15,7 +15,7 @@ class Steps(NamedTuple):
     trace_ends: Array  # [T-1, B] bool
 
     @classmethod
-    def of(cls, signals: dict[str, Array], value: Array, final_value: Array | None, gamma: float) -> "Steps":
+    def of(cls, signals: dict[str, Array], value: Array, final_value: Array | None, gamma: float) -> "TrajectoryTerms":
         """The steps of `reward`, `terminated`, `truncated`, `valid` [T, B], `first` [T+1, B] and a value [T+1, B]."""
         valid, first, terminated = signals["valid"], signals["first"], signals["terminated"]
         last_known = value[:-1] if final_value is None else final_value
@@ -28,7 +28,7 @@ class Steps(NamedTuple):
 
 
 def vtrace(
-    steps: Steps, ratio: Array, gamma: float, vtrace_lambda: float, rho_clip: float, c_clip: float
+    steps: TrajectoryTerms, ratio: Array, gamma: float, vtrace_lambda: float, rho_clip: float, c_clip: float
 ) -> tuple[Array, Array]:
     """Advantages and targets [T, B] of `returns.vtrace`; the ratio [T, B] is 0 where a step is invalid."""
     decay = np.where(
@@ -40,7 +40,7 @@ def vtrace(
     return advantage, correction + steps.value
 
 
-def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
+def gae(steps: TrajectoryTerms, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
     """Advantages and targets [T, B] of `returns.gae`."""
     decay = np.where(steps.trace_ends, np.float32(0.0), np.float32(gamma * gae_lambda))
     advantage = _accumulate(steps.difference.copy(), decay)

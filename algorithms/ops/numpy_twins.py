@@ -25,36 +25,29 @@ CHOICES = ("categorical", "bins")
 SUPPORTED = (*CHOICES, *REAL)
 
 
-class _Part(NamedTuple):
+class _Slices(NamedTuple):
     kind: str
     size: int
     logits: slice
     values: slice
 
 
-def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Part]:
-    """Where each part lies among the logits and the values of an action."""
+def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Slices]:
     logit = value = 0
     for kind, size in parts:
         num_logits, num_values = (size, 1) if kind in CHOICES else (2 * size, size)
-        yield _Part(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
+        yield _Slices(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
         logit, value = logit + num_logits, value + num_values
 
 
 class ActionSampler:
-    """Draws actions of R rows and their log-probabilities.
-
-    Args:
-        parts: (kind, size) of each part, of the `SUPPORTED` kinds.
-        rows: R.
-        generator: of the random numbers.
-    """
+    """Draws actions of R rows and their log-probabilities; parts have the `SUPPORTED` kinds."""
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
-        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {
-            **dict.fromkeys(CHOICES, _Categorical),
-            "gaussian": _Gaussian,
-            "tanh_gaussian": _TanhGaussian,
+        kinds: dict[str, type[_CategoricalSampler] | type[_GaussianSampler]] = {
+            **dict.fromkeys(CHOICES, _CategoricalSampler),
+            "gaussian": _GaussianSampler,
+            "tanh_gaussian": _TanhGaussianSampler,
         }
         self.rows = rows
         self._parts = [
@@ -68,7 +61,7 @@ class ActionSampler:
             log_prob += sampler(logits[:, of_logits], action[:, of_values])
 
 
-class _Categorical:
+class _CategoricalSampler:
     """By the inverse of the distribution function: one random number a row, where Gumbel noise takes one a choice."""
 
     def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
@@ -102,7 +95,7 @@ class _Categorical:
         return self._log_prob
 
 
-class _Gaussian:
+class _GaussianSampler:
     def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
         self._size, self._normal = size, generator.standard_normal
         self._log_std, self._std, self._distance = np.empty((3, rows, size), np.float32)
@@ -128,7 +121,7 @@ class _Gaussian:
         return np.add(self._log_prob, self._constant, out=self._log_prob)
 
 
-class _TanhGaussian(_Gaussian):
+class _TanhGaussianSampler(_GaussianSampler):
     def __call__(self, logits: Array, action: Array) -> Array:
         """Return the log-probabilities of the Gaussian under the density of tanh(action)."""
         log_prob = super().__call__(logits, action)

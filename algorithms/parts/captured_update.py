@@ -17,28 +17,28 @@ WARM_UPS = 3
 
 
 class CapturedUpdate:
-    """Does what `update` does, by a capture per shape of minibatch.
+    """Captures `update` once per shape of minibatch and repeats the capture.
 
-    The first steps of each shape run as they are: libraries set themselves up and Adam's state comes into being. The
-    last of them is strict, so that a model that waits for the device is found out before a capture fails half-way.
-    Where there is no capture, one warning says so and all steps run as they are.
+    The first steps of each shape run uncaptured, while libraries and Adam's state are set up. The last of them is
+    strict, so a model that waits for the device is found before a capture fails half-way. Without capture, a warning is
+    logged and all steps run uncaptured.
 
-    Numbers that are not tensors, such as coefficients of the loss, are those of the time of the capture: where they
-    change another one takes its place, see `Tune`.
+    Numbers that are not tensors, such as coefficients of the loss, are frozen by the capture; a change needs another
+    capture, see `Tune`.
 
     Args:
-        update: trains on a minibatch [T, B] and returns its value targets [T, B]; works in place on tensors that stay.
-        device: what captures it.
+        update: trains on a minibatch [T, B] and returns value targets [T, B]; works in place on persistent tensors.
+        device: device of the capture.
     """
 
     def __init__(self, update: Update, device: Device) -> None:
         self._update, self._device = update, device
-        self._steps: dict[tuple[int, ...], _Step] = {}
+        self._steps: dict[tuple[int, ...], _Capture] = {}
         self._seen: dict[tuple[int, ...], int] = {}
         self._capturable = True
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on the minibatch; its value targets, in memory of their own."""
+        """Train on the minibatch; return value targets in new memory."""
         shape = tuple(batch.valid.shape)
         if shape not in self._steps and self._capturable:
             self._seen[shape] = self._seen.get(shape, 0) + 1
@@ -47,7 +47,7 @@ class CapturedUpdate:
                     with self._device.strict():
                         return self._update(batch)
                 if self._seen[shape] > WARM_UPS:
-                    self._steps[shape] = _Step(self._update, batch, self._device)
+                    self._steps[shape] = _Capture(self._update, batch, self._device)
             except RuntimeError as error:
                 self._capturable = False
                 log.warning("the optimizer step cannot be captured and runs as it is: %s", error)
@@ -55,9 +55,7 @@ class CapturedUpdate:
         return step(batch) if step else self._update(batch)
 
 
-class _Step:
-    """An update captured on a batch of its own."""
-
+class _Capture:
     def __init__(self, update: Update, batch: Batch, device: Device) -> None:
         self.inputs = batch.copy()
         self.target = torch.empty_like(batch.reward)

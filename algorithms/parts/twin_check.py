@@ -1,4 +1,4 @@
-"""A twin computes a loss without torch; `TwinCheck` says when it is compared with torch, and when it retires."""
+"""`TwinCheck` decides when a twin, a loss without torch, is compared with torch, and when the twin retires."""
 
 import logging
 
@@ -7,29 +7,29 @@ from torch import Tensor
 
 COMPARE_EVERY = 500  # steps; a comparison costs about as much as three of them
 TOLERANCE = 1e-3
-"""Of the gradient's length: rounding is a hundredth of it."""
+"""Relative to the gradient's length; rounding is a hundredth of the tolerance."""
 
 log = logging.getLogger(__name__)
 
 
 class TwinCheck:
-    """Counts the steps of a twin of a loss.
+    """Counts the steps of a twin.
 
-    A difference can be chance once: a ratio at the edge of its clip, or two values of one size, which rounding puts the
-    other way round. So the step after it is compared too.
+    A single difference may be chance: rounding moves a ratio across its clip, or swaps two equal values. The next step
+    is then compared too.
     """
 
     def __init__(self) -> None:
         self._steps, self._differed = 0, False
 
     def is_due(self) -> bool:
-        """Return whether the next step is compared; asked once for every step."""
+        """Return whether to compare the next step; called once per step."""
         due = self._differed or self._steps % COMPARE_EVERY == 0
         self._steps += 1
         return due
 
     def retires(self, mine: Tensor, exact: Tensor, *, same_metrics: bool) -> bool:
-        """Return whether gradients [P] differ in two comparisons in a row, or the metrics; a log line reports that."""
+        """Return whether gradients [P] differ twice in a row, or metrics differ; a log line reports the retirement."""
         difference = torch.linalg.vector_norm(mine - exact)
         differs = bool(difference > TOLERANCE * torch.linalg.vector_norm(exact))
         retires = not same_metrics or (differs and self._differed)

@@ -12,16 +12,11 @@ from appo.envs.spec import StepRow
 REPORT_SECONDS = 0.2
 
 NOBODY = -1
-"""Instead of a version: the learner plays alone."""
+"""Version of a game without an opponent."""
 
 
 class GameResults:
-    """The returns of agents in the games of a group, and how games against past versions have ended.
-
-    Args:
-        num_envs: of the group.
-        num_agents: of an environment.
-    """
+    """Returns of agents in the games of a group, and results against past versions."""
 
     def __init__(self, num_envs: int, num_agents: int) -> None:
         shape = self.num_envs, self.num_agents = num_envs, num_agents
@@ -41,12 +36,12 @@ class GameResults:
         self._past_steps += int(np.count_nonzero(valid & is_past))
 
     def begin(self, envs: Array, is_past: Array, opponent: Sequence[int]) -> None:
-        """Begin games; those before have ended, unless their environments have failed.
+        """Begin games; the previous games count as ended, unless their environments have failed.
 
         Args:
             envs: [E] numbers in the group.
-            is_past: [E, A] agents that a past version plays.
-            opponent: that version, of each; or `NOBODY`.
+            is_past: [E, A] whether a past version plays the agent.
+            opponent: version of each game, or `NOBODY`.
         """
         played, was_past = self._played[envs], self._is_past[envs]
         own, other = played & ~was_past, played & was_past
@@ -60,22 +55,22 @@ class GameResults:
         self._is_past[envs], self._opponent[envs] = is_past, opponent
 
     def _mean(self, envs: Array, side: Array) -> Array:
-        """Return the mean return [E] of the agents for which `side` [E, A] holds."""
+        """Return the mean return [E] of the agents in `side` [E, A]."""
         mean: Array = (self._return[envs] * side).sum(axis=1) / side.sum(axis=1)
         return mean
 
     def finish(self, not_handed_over: int) -> None:
-        """Count games that have ended and were followed by none, and no steps that nobody is given.
+        """Count ended games without a successor; discount steps that are never handed over.
 
         Args:
-            not_handed_over: valid steps of past versions in a slot that stays behind, as those of the learner there.
+            not_handed_over: valid steps of past versions in a slot that stays behind.
         """
         self._past_steps -= not_handed_over
         over = np.flatnonzero(self._ended.all(axis=1))
         self.begin(over, np.zeros((len(over), self.num_agents), np.bool_), [NOBODY] * len(over))
 
     def flush(self, now: bool) -> Iterator[MatchResults]:
-        """Report what has ended, if the last report is old enough or `now`."""
+        """Report results if the last report is old enough or `now`."""
         if (self._done or self._past_steps) and (now or time.monotonic() - self._flushed >= REPORT_SECONDS):
             nothing = np.zeros(0, np.int64), np.zeros(0, np.float64)
             versions, differences = map(np.concatenate, zip(nothing, *self._done, strict=True))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 SCALE = 400 / math.log(10)
 
 PRIOR_GAMES = 1.0
-"""Drawn games that every version counts for beside those played, so that nothing is certain."""
+"""Drawn games added for every version, so that no rating is certain."""
 
 HARDNESS = 2
 """Exponent of `hard` opponents."""
@@ -23,7 +23,7 @@ BISECTIONS = 50
 
 
 class Record(NamedTuple):
-    """The recent results of the learner against a version; `score` are games won, those that were drawn count half."""
+    """Recent results of the learner against a version; `score` counts won games, and half of drawn games."""
 
     rating: float
     games: int
@@ -41,9 +41,9 @@ def expected_score(rating: float, other: float) -> float:
 
 
 def rating_of(records: Sequence[Record]) -> float:
-    """Return the rating at which the expected score is that of all games (maximum likelihood); 0 without versions.
+    """Return the maximum likelihood rating for all games; 0 without versions.
 
-    Source: Bradley and Terry 1952, Biometrika 39, with one strength unknown.
+    Source: Bradley and Terry 1952, Biometrika 39, with one unknown strength.
     """
     if not records:
         return 0.0
@@ -58,10 +58,10 @@ def rating_of(records: Sequence[Record]) -> float:
 
 
 def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
-    """Return how often each version is to be drawn.
+    """Return the probability of drawing each version.
 
     Args:
-        records: of the versions.
+        records: results against the versions.
         opponents: uniform, or hard: by (1 - win rate)^2 (prioritized fictitious self-play, Vinyals et al. 2019).
     """
     weights = [1.0 if opponents == "uniform" else (1 - one.win_rate) ** HARDNESS for one in records]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 REFERENCE = 0
-"""The policy whose values never mutate: it keeps those of the command line unless it copies another policy."""
+"""The policy whose values never mutate: it keeps the values of the command line unless it copies another policy."""
 
 RESET_PROBABILITY = 0.05  # of going back to the value of the command line, where a mutation changes a value
 
@@ -26,12 +26,12 @@ SHAPING_RANGE = 100.0  # most by which a coefficient of rewards may come to diff
 
 @dataclass(frozen=True)
 class Selection:
-    """The rule by which policies are replaced by others.
+    """The rule that replaces policies.
 
     Attributes:
-        replace_fraction: f of the k = min(ceil(f n), floor(n/2)) best and worst of n policies.
-        relative_gap: smallest gap of the objective, relative to the larger of both without their signs.
-        absolute_gap: smallest gap; both must be exceeded.
+        replace_fraction: f in k = min(ceil(f n), floor(n/2)), the number of best and worst of n policies.
+        relative_gap: smallest gap of the objective, relative to the larger absolute value.
+        absolute_gap: smallest gap; both gaps must be exceeded.
     """
 
     replace_fraction: float
@@ -39,7 +39,7 @@ class Selection:
     absolute_gap: float
 
     def num_replaced(self, num_policies: int) -> int:
-        """Return k: that many of the best are copied, and that many of the worst may be replaced."""
+        """Return k: the k best are copied, the k worst may be replaced."""
         return min(math.ceil(self.replace_fraction * num_policies - 1e-9), num_policies // 2)
 
     def best(self, objectives: Mapping[int, float]) -> list[int]:
@@ -51,10 +51,10 @@ class Selection:
         return rank_policies(objectives)[len(objectives) - self.num_replaced(len(objectives)) :]
 
     def is_worth_it(self, best: float, worst: float) -> bool:
-        """Return whether a policy of the objective `worst` is to be replaced by one of the objective `best`.
+        """Return whether a policy with objective `best` replaces a policy with objective `worst`.
 
-        The gap is compared with the larger of both numbers without their signs, so that neither the sign of the rewards
-        nor a zero decides.
+        The gap is compared with the larger absolute value, so the result depends neither on the sign of rewards nor on
+        a zero.
         """
         if not math.isfinite(best):
             return False
@@ -86,9 +86,9 @@ class Tuned(NamedTuple):
     """A hyperparameter that mutates.
 
     Attributes:
-        default: value of the command line; some mutations go back to it.
-        low, high: limits, inclusive.
-        unit: the value is a multiple of this; 0: any number.
+        default: value of the command line; some mutations return to it.
+        low, high: inclusive limits.
+        unit: the value is a multiple of the unit; 0: any number.
     """
 
     default: float
@@ -97,7 +97,7 @@ class Tuned(NamedTuple):
     unit: int = 0
 
     def mutate(self, value: float, rate: float, random: np.random.Generator) -> float:
-        """Return a value after a mutation, which changes it with probability `rate`. 0 means off, and stays off."""
+        """Return a value after a mutation with probability `rate`. 0 means off, and stays off."""
         if random.random() >= rate:
             return value
         if value != self.default and random.random() < RESET_PROBABILITY:
@@ -113,13 +113,13 @@ class Tuned(NamedTuple):
 def mutate(
     values: Mapping[str, Any], tuned: Mapping[str, Tuned], rate: float, random: np.random.Generator
 ) -> dict[str, Any]:
-    """Return hyperparameters after a mutation of those that are tuned."""
+    """Return hyperparameters after a mutation of the tuned ones."""
     changed = {name: one.mutate(values[name], rate, random) for name, one in tuned.items()}
     return {**values, **changed}
 
 
 def mutate_shaping(value: Any, default: Any, rate: float, random: np.random.Generator) -> Any:
-    """Return mutated coefficients of rewards: every number by itself, however deep it lies; booleans flip."""
+    """Return mutated coefficients of rewards: every nested number separately; booleans flip."""
     if isinstance(value, Mapping):
         return {name: mutate_shaping(value[name], default[name], rate, random) for name in sorted(value)}
     if isinstance(value, (list, tuple)):
