@@ -107,7 +107,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.datasets.stored": ({INFO}, "properties of a JPEG"),
     "appo.algorithms.datasets.reader": ({NAMES}, "patterns of folders of the user"),
     "appo.algorithms.datasets.assembler": ({INFO}, "columns of infos as actors record them"),
-    "appo.algorithms.datasets.arrow_source": ({FILE, INFO}, "a file that the door has opened; columns of infos"),
+    "appo.algorithms.datasets.arrow_source": ({FILE}, "a file that the door has opened"),
     "appo.algorithms.datasets.hdf5_source": ({FILE}, "a file that the door has opened"),
     "appo.algorithms.datasets.writer": ({INFO}, "columns of infos that are written"),
     "appo.algorithms.datasets.episodes": ({INFO}, "the door of episodes: sizes, and columns of infos"),
