@@ -19,7 +19,8 @@ from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
-from appo.algorithms.ops.numpy_twins import PolicyTerms, Steps, gae, is_supported, vtrace
+from appo.algorithms.ops.numpy_returns import TrajectoryTerms, gae, vtrace
+from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
 from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
@@ -116,7 +117,7 @@ class NumpyUpdate:
         c = self.config
         final_value = batch.recorded["final_value"].numpy() if len(batch.recorded["final_value"]) else None
         names = ("reward", "terminated", "truncated", "valid", "first")
-        steps = Steps.of({name: getattr(batch, name).numpy() for name in names}, value, final_value, c.gamma)
+        steps = TrajectoryTerms.of({name: getattr(batch, name).numpy() for name in names}, value, final_value, c.gamma)
         if not c.with_vtrace:
             return gae(steps, c.gamma, c.gae_lambda)
         return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)

@@ -1,9 +1,8 @@
-"""From episodes to batches: units of a dataset, shuffled, of which every step is read once per epoch.
+"""From episodes to batches: shuffled units of a dataset, each step read once per epoch.
 
-Episodes stand one behind the other in a stream, each with a row for its final observation, as slots hold them where a
-step that only resets follows each end (NEXT_STEP). A unit is some rows of it: T, which make a column, or a single one.
-What is read next follows from the number of steps read so far alone, so that a learner which takes the place of one
-that died, and a later start, read on where the last one ended.
+A stream contains episodes in succession, each with a row for the final observation, as slots do where a step that only
+resets follows each end (NEXT_STEP). A unit is T rows, a column, or a single row. The order depends only on the number
+of steps read so far, so a replacement learner and a later start continue where the last one ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,21 +20,21 @@ from appo.envs.spec import BoolArray, EnvSpec, IntArray
 from appo.utils.errors import UsageError
 
 ORDER = 0x0FF11E
-"""Part of the seeds of all orders; the others are the numbers of the epoch and of the window."""
+"""Part of the seeds of all orders; the rest are the numbers of the epoch and of the window."""
 
 Stream = dict[str, Array]
-"""Some episodes as rows, [M, *] by the name that batches have for them; see `stream_of`."""
+"""Episodes as rows, [M, *] by their names in batches; see `stream_of`."""
 
 Gather = Callable[[Stream, Array], dict[str, Array]]
-"""Returns the arrays of a batch of units, [*, units, *] by name, of a stream and the numbers of the units."""
+"""Returns the arrays of a batch, [*, units, *] by name, from a stream and the numbers of the units."""
 
 
 class Needs(NamedTuple):
-    """Demands of learning on the episodes of datasets.
+    """Requirements on the episodes of datasets.
 
     Attributes:
-        recorded: names of infos that every episode must have, and batches get.
-        reward_scale, reward_clip: what is done to rewards, as to those that are played beside them.
+        recorded: infos that every episode must have, and batches receive.
+        reward_scale, reward_clip: transformation of rewards, as for played rewards.
     """
 
     recorded: tuple[str, ...] = ()
@@ -47,14 +46,10 @@ NOTHING = Needs()
 
 
 class ShuffledReader:
-    """Reads batches of units in an order that the number of the epoch decides.
+    """Reads batches of units in an order decided by the number of the epoch.
 
-    Args:
-        dataset: what is read.
-        window_steps: steps that are held in memory and shuffled, whole episodes in an order of their own; 0: all.
-        unit_rows: rows of a stream that are one unit.
-        gather: makes batches of units.
-        needs: what every episode must have, and what is done to rewards.
+    `window_steps` steps of whole episodes are held in memory and shuffled (0: all); a unit has `unit_rows` rows of a
+    stream.
     """
 
     def __init__(
@@ -68,16 +63,12 @@ class ShuffledReader:
 
     @property
     def steps_per_unit(self) -> float:
-        """Valid steps that a unit has in the mean; units of one row are read only where that is a step."""
+        """Mean number of valid steps in a unit; only rows that are steps are read as units of one row."""
         steps, episodes = self.dataset.steps, len(self.dataset)
         return 1.0 if self.unit_rows == 1 else self.unit_rows * steps / (steps + episodes)
 
     def read(self, samples: int, units: int) -> Batch:
-        """Return the batch of so many units that follows so many steps.
-
-        Raises:
-            UsageError: an episode is damaged.
-        """
+        """Return the batch of `units` units that follows `samples` steps (UsageError: an episode is damaged)."""
         epoch, within = divmod(samples, self.dataset.steps)
         parts: list[dict[str, Array]] = []
         while units:
@@ -99,7 +90,6 @@ class ShuffledReader:
         return Batch.of({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     def _windows(self, epoch: int) -> list[Array]:
-        """The numbers of the episodes of each window."""
         if self._plan is None or self._plan[0] != epoch:
             order, cuts = np.arange(len(self.dataset)), np.zeros(0, np.int64)
             if 0 < self.window_steps < self.dataset.steps:
@@ -120,7 +110,7 @@ class ShuffledReader:
         return self._held[1]
 
     def _shuffled(self, epoch: int, window: int, stream: Stream) -> tuple[Array, Array]:
-        """The units of a window in their order, and the valid steps in front of each of them and behind the last."""
+        """Return the units of a window in order, and the valid steps in front of each and behind the last."""
         if self._order is None or self._order[0] != (epoch, window):
             valid = np.count_nonzero(stream["valid"][:-1].reshape(-1, self.unit_rows), axis=1)
             order = np.random.default_rng((ORDER, epoch, window)).permutation(np.flatnonzero(valid))
@@ -129,16 +119,10 @@ class ShuffledReader:
 
 
 def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int, recorded: Sequence[str] = ()) -> Stream:
-    """Put episodes one behind the other: L+1 rows each, of which the last is no step.
-
-    Args:
-        episodes: at least one.
-        spec: of what they show and take.
-        unit_rows: of a unit; behind the last one there is one more row.
-        recorded: names of infos.
+    """Put episodes in succession: L+1 rows each; the last row is not a step. One more row follows the last unit.
 
     Raises:
-        UsageError: an episode lacks one of them.
+        UsageError: an episode lacks one of the infos `recorded`.
     """
     lengths = np.array([len(episode) for episode in episodes])
     ends = np.cumsum(lengths + 1) - 1  # the rows of final observations
@@ -175,12 +159,12 @@ def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int, record
 
 
 def columns_of(rollout: int, segments: int, state_size: int) -> Gather:
-    """Return what gathers columns: [T, B, *], or [T+1, B, *] of what is seen.
+    """Return a function that gathers columns: [T, B, *], or [T+1, B, *] for observations.
 
     Args:
         rollout: T.
-        segments: N, of a column.
-        state_size: H of the recurrent states, all zero: nobody has recorded any.
+        segments: N, segments of a column.
+        state_size: H of the recurrent states [N, B, H], all zero: datasets contain no states.
     """
 
     def gather(stream: Stream, units: Array) -> dict[str, Array]:
@@ -192,9 +176,9 @@ def columns_of(rollout: int, segments: int, state_size: int) -> Gather:
 
 
 def without_values(gather: Gather) -> Gather:
-    """Return what gathers the same columns as if values were recorded: 0 for steps, whatever a dataset has.
+    """Return a function that gathers the same columns with recorded values of 0.
 
-    There are none of final observations: those are in the columns.
+    Final observations have no values: they are rows of the columns.
     """
 
     def gathered(stream: Stream, units: Array) -> dict[str, Array]:
@@ -206,15 +190,11 @@ def without_values(gather: Gather) -> Gather:
 
 
 def transitions_of(n_steps: int, gamma: float, state_size: int) -> Gather:
-    """Return what gathers single steps with the rewards of n, as a replay gives them: [1, B], what is seen [2, B, *].
+    """Return a function that gathers single steps, [1, B], with n-step rewards as a replay does.
 
-    Rewards are summed over m = min(n, steps to the end of the episode); `discount` is gamma^m, or 0 where the episode
-    has terminated by then. Every step has the same weight.
-
-    Args:
-        n_steps: n.
-        gamma: discount per step.
-        state_size: H of the recurrent states, all zero.
+    Observations are [2, B, *]. Rewards are summed over m = min(n, steps to the end of the episode); `discount` is
+    gamma^m, or 0 if the episode has terminated by then. All steps have equal weight. Recurrent states [1, B, H] are
+    zero.
     """
 
     def gather(stream: Stream, units: Array) -> dict[str, Array]:
@@ -246,5 +226,5 @@ def transitions_of(n_steps: int, gamma: float, state_size: int) -> Gather:
 
 
 def is_seen(name: str) -> bool:
-    """Whether a batch has one more row of an array than there are steps."""
+    """Return whether a batch has one more row of an array than steps."""
     return name == "first" or name.startswith("obs.")

@@ -1,4 +1,4 @@
-"""Flags of datasets: how they are written, and how they are read and mixed. Needs neither torch nor numpy."""
+"""Flags for writing, reading and mixing datasets. Imports neither torch nor numpy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from appo.utils.values import shown
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOGITS = "logits"
 COLUMNS = (LOGITS, "log_prob", "value", "policy_version")
-"""What can be stored of the policy that acted."""
+"""Columns about the acting policy that can be stored."""
 
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """How datasets are written."""
+    """Writing of datasets."""
 
     output: str = flag(
         "", "folder of the dataset of whole episodes that is written, in Minari's format on Arrow; empty = none"
@@ -41,7 +41,7 @@ class OutputConfig:
     )
 
     def check(self) -> None:
-        """Refuse columns that nobody records (UsageError)."""
+        """Refuse unknown columns (UsageError)."""
         for name in self.output_columns:
             if name not in COLUMNS:
                 raise UsageError(f"--output_columns={shown(name)} is none of {', '.join(COLUMNS)}")
@@ -61,14 +61,14 @@ class RunOutputConfig(OutputConfig):
 
 
 SAMPLER = "sampler"
-"""The word that stands for actors among the sources of `--input`."""
+"""The word for actors among the sources of `--input`."""
 
 
 class Mix(NamedTuple):
-    """Where the steps of a batch come from.
+    """Sources of the steps of a batch.
 
     Attributes:
-        sampler: share that actors have played.
+        sampler: share of actors.
         datasets: words of datasets that are read as one, and their share.
     """
 
@@ -77,11 +77,11 @@ class Mix(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All datasets."""
+        """All words of datasets."""
         return tuple(word for words, _ in self.datasets for word in words)
 
     def played(self, units: int) -> int:
-        """Return how many units of a batch actors have played, at least one; of one alone no part is read.
+        """Return the units of a batch that actors play, at least one; a single unit has no part from datasets.
 
         >>> Mix(0.25, ((("a",), 0.75),)).played(8)
         2
@@ -90,13 +90,13 @@ class Mix(NamedTuple):
 
 
 def mix_of(words: Sequence[str]) -> Mix:
-    """Return what `--input` says: words alone, or `word:share` of each, in braces or not.
+    """Return the mix in `--input`: words alone, or `word:share` for each, with or without braces.
 
     >>> mix_of(["{sampler:0.5", "a:0.3", "b:0.2}"])
     Mix(sampler=0.5, datasets=((('a',), 0.3), (('b',), 0.2)))
 
     Raises:
-        UsageError: the shares are not shares of one.
+        UsageError: the shares do not add up to one.
     """
     pairs = [_word_and_share(word.strip("{}'\" ")) for word in words]
     shares = [share for _, share in pairs if share is not None]
@@ -128,7 +128,7 @@ def _word_and_share(word: str) -> tuple[str, float | None]:
 
 @dataclass(frozen=True)
 class InputConfig:
-    """Where what is learned from comes from."""
+    """Sources of experience."""
 
     input: tuple[str, ...] = flag(
         (),
@@ -152,13 +152,13 @@ class InputConfig:
 
     @property
     def mix(self) -> Mix:
-        """Where the steps of a batch come from."""
+        """Sources of the steps of a batch."""
         return mix_of(self.input)
 
 
 @dataclass(frozen=True)
 class EvaluatedInputConfig(InputConfig):
-    """The same, and how a policy is measured that learns without an environment."""
+    """Sources of experience, and evaluation of a policy that learns without an environment."""
 
     input_evaluation: str = flag(
         "none",

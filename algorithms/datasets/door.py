@@ -1,7 +1,7 @@
-"""The door of datasets: all folders and files in a dataset are opened here, each by its name in the folder above.
+"""The door of datasets: opens all folders and files in a dataset, each by its name in the folder above.
 
-A dataset may come from anybody, and others may write into its folder. So nothing in a dataset is opened behind a link,
-neither to read nor to write; new files never take the place of old ones. The folder that the user names may be a link,
+A dataset may come from a stranger, and other processes may write into its folder. Nothing in a dataset is opened behind
+a link for reading or writing, and new files never replace old ones. Only the folder that the user names may be a link
 or lie behind one.
 """
 
@@ -27,42 +27,37 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place:
-    """A folder in a dataset; nothing is looked at until a method reads.
-
-    Args:
-        root: the folder that the user names.
-        inner: names of the folders from there to this one.
-    """
+    """A folder in a dataset; only methods access the disk."""
 
     def __init__(self, root: Path, *inner: str) -> None:
         self.root, self.inner, self.path = root, inner, root.joinpath(*inner)
 
     def inside(self, *names: str) -> Place:
-        """Return a folder in this one."""
+        """Return a folder in this folder."""
         return Place(self.root, *self.inner, *names)
 
     def entered(self) -> contextlib.AbstractContextManager[int]:
-        """While entered, the folder is open as a descriptor (OSError), for the `dir_fd` of functions of `os`."""
+        """Return a context with an open descriptor of the folder (OSError), for `dir_fd` of functions of `os`."""
         return inner_folder(self.root, self.inner)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a plain file in the folder for reading; a pipe is not waited on.
+        """Open a plain file in the folder for reading, without waiting on a pipe.
 
         Raises:
-            OSError: it cannot be read, is no plain file, or is or lies behind a link.
+            OSError: the file cannot be read, is not plain, or is or lies behind a link.
         """
         with self.entered() as folder:
             return open_in(folder, name)
 
     def mapping(self, name: str, most_bytes: int = OWN_BYTES) -> dict[str, object]:
-        """Return the mapping that a JSON file in the folder holds (UsageError: see `read_own_mapping`)."""
+        """Return the mapping in a JSON file of the folder (UsageError: see `read_own_mapping`)."""
         return read_own_mapping(self.path / name, most_bytes, opened=lambda path: self.open(path.name))
 
     def holds(self, name: str) -> bool:
-        """Whether there is anything of that name in the folder.
+        """Return whether the folder contains the name.
 
         Raises:
-            UsageError: the folder cannot be entered, as it is a link, for example.
+            UsageError: the folder cannot be entered, for example because it is a link.
         """
         try:
             with self.entered() as folder:
@@ -74,7 +69,7 @@ class Place:
         return True
 
     def disk_bytes(self, names: Iterable[str]) -> int:
-        """Return the bytes that files in the folder take on the disk; missing ones take none (OSError)."""
+        """Return the bytes of files on the disk; missing files take none (OSError)."""
         total = 0
         with self.entered() as folder:
             for name in names:
@@ -83,10 +78,10 @@ class Place:
         return total
 
     def parts(self) -> list[Place]:
-        """Return the folders of data of the parts in the folder, in order; a part has metadata.
+        """Return the data folders of the parts with metadata, in order.
 
         Raises:
-            UsageError: one of them is a link, or cannot be read.
+            UsageError: a data folder is a link or cannot be read.
         """
         try:
             with self.entered() as folder:
@@ -97,28 +92,24 @@ class Place:
 
 
 def stored_bytes(found: os.stat_result) -> int:
-    """Return the bytes that a file takes on the disk: with holes it can have any size."""
+    """Return the bytes of a file on the disk: a file with holes can have any size."""
     return min(found.st_size, 512 * found.st_blocks) or min(found.st_size, 4096)  # small ones may stand in the folder
 
 
 def part_number(name: str) -> int:
-    """Return the number of a part by its name; -1: the name is of no part, but of a copy of the user's, for example."""
+    """Return the number in the name of a part; -1: another name, for example of a user's copy."""
     match = _PART_NAME.fullmatch(name)
     return int(match[1]) if match else -1
 
 
 class NewPart:
-    """A part that is being written, in a hidden folder until it is finished.
-
-    Args:
-        folder: of the dataset.
-        name: of the hidden folder, which must not be there.
+    """A part that is being written, in a hidden folder until `finish`.
 
     Attributes:
-        episodes, steps, nbytes: that have been written.
+        episodes, steps, nbytes: written so far.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -143,10 +134,10 @@ class NewPart:
         self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
 
     def finish(self, about: Mapping[str, object]) -> None:
-        """Write the metadata, with what has been counted, and give the folder the name of the next part.
+        """Write the metadata with the counts, and rename the folder to the next part.
 
         Raises:
-            OSError: it cannot be done, or somebody has put something else in the place of the folder.
+            OSError: writing fails, or another process has replaced the folder.
         """
         counts = {"total_episodes": self.episodes, "total_steps": self.steps}
         metadata = {**about, **counts, "dataset_size": round(self.nbytes / 1e6, 1)}
@@ -160,7 +151,7 @@ class NewPart:
         self.close()
 
     def _is_named(self, name: str, above: int) -> bool:
-        """Give the folder a name; whether it could be: another writer may have just taken it."""
+        """Rename the folder; return False if another writer has just taken the name."""
         try:
             os.rename(self._name, name, src_dir_fd=above, dst_dir_fd=above)
         except OSError as error:
@@ -170,7 +161,7 @@ class NewPart:
         return True
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         os.close(self._data)
         os.close(self._folder)
 
@@ -185,20 +176,20 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 def remove_hidden(folder: Path, name: str) -> None:
-    """Remove the hidden folder of a writer from a dataset, or a link of that name, as far as possible.
+    """Remove the hidden folder of a writer, or a link of that name, as far as possible.
 
     Raises:
-        OSError: the folder cannot be opened.
+        OSError: the dataset cannot be opened.
     """
     with Place(folder).entered() as above:
         remove_tree(name, dir_fd=above)
 
 
 def make_folder(folder: Path, name: str) -> None:
-    """Make the folder of a dataset, and find out whether a hidden folder can be made in it.
+    """Make the folder of a dataset, and test whether a hidden folder can be made inside.
 
     Raises:
-        OSError: it cannot.
+        OSError: making a folder fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_hidden(folder, name)

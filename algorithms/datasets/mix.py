@@ -1,4 +1,4 @@
-"""Batches of which a share comes from datasets: of several, or of datasets and of what actors play."""
+"""Batches with a share from datasets: from several, or from datasets and actors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from appo.envs.spec import Array, EnvSpec
 from appo.utils.errors import UsageError
 
 Read = Callable[[int, int], Batch]
-"""Returns the batch of so many units that follows so many steps; the first argument is the steps."""
+"""Returns the batch of some units (second argument) that follows some steps (first argument)."""
 
 
 def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]]:
-    """Open the datasets of `--input`, each with its share of all that is read.
+    """Open the datasets of `--input`, each with a share of all reading.
 
     Raises:
-        UsageError: one cannot be read, or shows or takes something else than the spec says, or skips other frames.
+        UsageError: a dataset cannot be read, or its spaces or frames differ from the spec.
     """
     mix, form = flags.mix, form_of(spec.action)
     found = []
@@ -44,15 +44,7 @@ def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]
 
 
 def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, needs: Needs = NOTHING) -> Read:
-    """Return what reads batches of the datasets of `--input`, by their shares.
-
-    Args:
-        flags: of input.
-        spec: of what is shown and taken.
-        unit_rows: of a unit.
-        gather: makes batches of units.
-        needs: what every episode must have, and what is done to rewards.
-    """
+    """Return a function that reads batches from the datasets of `--input` by share."""
     readers = [
         (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, needs), share)
         for dataset, share in datasets_of(flags, spec)
@@ -78,13 +70,13 @@ def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather,
 
 
 PERIOD = 10_000
-"""Units after which datasets take turns as before, and of which shares are whole numbers."""
+"""Units after which the turns of datasets repeat; shares are whole numbers of units."""
 
 
 def turns_of(shares: Sequence[float]) -> Array:
-    """Return whose turn it is, numbers of datasets for about a `PERIOD`: as evenly spread as their shares allow.
+    """Return the sequence of turns, numbers of datasets for about a `PERIOD`, spread evenly by share.
 
-    So shares hold however small batches are, over many of them where there is not a unit for each dataset.
+    Shares hold for batches of any size, over many batches where a batch has fewer units than datasets.
 
     >>> turns_of([0.5, 0.25, 0.25])[:8].tolist()
     [0, 1, 2, 0, 0, 1, 2, 0]
@@ -96,14 +88,14 @@ def turns_of(shares: Sequence[float]) -> Array:
 
 
 def units_before(turns: Array, number: int, datasets: int) -> Array:
-    """Return how many of the first units each dataset has had, [D]."""
+    """Return the turns of each dataset among the first `number` units, [D]."""
     periods, within = divmod(number, len(turns))
     counts: Array = periods * np.bincount(turns, minlength=datasets) + np.bincount(turns[:within], minlength=datasets)
     return counts
 
 
 def shares_of(units: int, shares: Sequence[float]) -> list[int]:
-    """Divide units by shares that add up to one; those that are left over go to the largest remainders.
+    """Divide units by shares that add up to one; the largest remainders get the rest.
 
     >>> shares_of(10, [0.5, 0.26, 0.24])
     [5, 3, 2]
@@ -125,15 +117,7 @@ def mixed_in(
     units: int = 1,
     resize: Callable[[int], None] | None = None,
 ) -> MixedBatches:
-    """Return a source whose batches have the part from datasets that `--input` says.
-
-    Args:
-        source: of what is played.
-        read: reads from the datasets.
-        context: of the learner.
-        trajectories: the shared arrays.
-        units: that a column is, for `read` and for the shares.
-        resize: lets the source give so many units; None: a unit is a column, which it can do itself.
+    """Return a source that adds the share of `--input` from datasets to batches.
 
     Raises:
         UsageError: the learner trains on a GPU.
@@ -146,7 +130,7 @@ def mixed_in(
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the batch of all columns of some."""
+    """Return a batch of all columns of several batches."""
     named = [batch.named() for batch in batches]
     return Batch.of({name: torch.cat([one[name] for one in named], dim=1) for name in named[0]})
 
@@ -156,19 +140,11 @@ def _marked(batch: Batch, *, is_read: bool) -> Batch:
 
 
 class MixedBatches(BatchSource):
-    """Gives the batches of a source, each with columns from datasets behind its own.
+    """Returns the batches of a source with columns from datasets behind the source's own.
 
-    Steps of datasets are marked (`IS_READ`). They are used, and are no samples: the budget counts what is played. What
-    is read next follows from the number of steps used so far, which outlives the learner.
-
-    Args:
-        source: of what is played.
-        read: reads from the datasets.
-        mix: how much of a batch is read.
-        columns: of a batch.
-        ledger: of the learner, who notes its counts in it before every `take`.
-        units: that a column is, for `read` and for the shares.
-        resize: lets the source give so many units.
+    Steps of datasets are marked (`IS_READ`). They are used but are no samples: the budget counts played steps only. The
+    position in the datasets follows from the number of used steps, which outlives the learner and is noted in the
+    ledger before every `take`. A column has `units` units for `read` and for the shares.
     """
 
     def __init__(
@@ -190,29 +166,29 @@ class MixedBatches(BatchSource):
 
     @property
     def staged_samples(self) -> int:
-        """Steps in the batch that is being filled."""
+        """Steps in the unfinished batch."""
         return self.source.staged_samples
 
     @property
     def waiting(self) -> int:
-        """Return how much the source has to do."""
+        """Work of the source."""
         return self.source.waiting
 
     def counts(self) -> BatchCounts:
-        """Return what became of the trajectories."""
+        """Return the counts of the source's trajectories."""
         return self.source.counts()
 
     def add(self, message: TrajectoryReady) -> None:
-        """Hand a slot to the source."""
+        """Pass a slot to the source."""
         self.source.add(message)
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
-        """Let the source go on."""
+        """Fill the source's batch."""
         self._version = version
         return self.source.fill(version)
 
     def take(self) -> Batch | None:
-        """Return the next batch, if the source has its part of it."""
+        """Return the next batch when the source has its part."""
         own = self.source.take()
         if own is None or not self._read_units:
             return own
@@ -225,11 +201,11 @@ class MixedBatches(BatchSource):
         return joined([_marked(own, is_read=False), _marked(read, is_read=True)])
 
     def entered(self) -> Entered:
-        """Return the steps of the source that have entered training since the last call."""
+        """Return the source's steps that have entered training since the last call."""
         return self.source.entered()
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
-        """Tell the source what concerns its own part."""
+        """Pass the feedback about the source's part to the source."""
         return self.source.trained([self._of_source(said) for said in feedback])
 
     def _of_source(self, said: Feedback) -> Feedback:
@@ -238,16 +214,16 @@ class MixedBatches(BatchSource):
         return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
 
     def resize(self, columns: int) -> None:
-        """Make batches of so many columns."""
+        """Make batches of `columns` columns."""
         played = self.mix.played(columns * self.units)
         self._read_units = columns * self.units - played
         self._resize_source(played)
 
     def weights_replaced(self) -> None:
-        """Drop what the source must drop."""
+        """Discard the source's invalid steps."""
         self.source.weights_replaced()
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures of the source, and the share of steps that were read since the last call."""
+        """Return the source's figures, and the share of read steps since the last call."""
         steps, read, self._steps, self._read_steps = self._steps, self._read_steps, 0, 0
         return self.source.metrics() | ({"input/share": read / steps} if steps else {})

@@ -1,4 +1,4 @@
-"""`--output`: the worker that writes what is played in training into a dataset, from the rings that actors fill."""
+"""`--output`: the worker that writes played episodes into a dataset, from rings that actors fill."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.config import COLUMNS, RunOutputConfig
-from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode, EpisodeAssembler, Steps
+from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode
 from appo.algorithms.datasets.writer import DatasetWriter, open_folder, require_pyarrow
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.memory.output_ring import OutputRing, SlotEntry
@@ -27,17 +28,17 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 1.0
 SAY_SECONDS = 60.0
 RING_SHARE = 4
-"""One part in so many of `--output_memory_mb` is for what waits to be written."""
+"""Divisor of `--output_memory_mb` for the share of trajectories that wait for writing."""
 
 
 class Counts(NamedTuple):
-    """Counts that the writer keeps in the arena for a successor, who loses what is open and what is held.
+    """Counts of the writer in the arena for a successor, who loses open and held episodes.
 
     Attributes:
-        episodes, steps, parts: that are whole.
-        dropped_episodes: that will be in no part. Steps are all others that were taken out of the rings.
-        open_episodes, open_steps: in the part that is being written.
-        held_episodes, held_steps: in memory, of episodes that have no end yet.
+        episodes, steps, parts: complete.
+        dropped_episodes: dropped episodes; dropped steps are the rest of all steps taken from the rings.
+        open_episodes, open_steps: in the open part.
+        held_episodes, held_steps: of episodes without an end, in memory.
     """
 
     episodes: int = 0
@@ -51,7 +52,7 @@ class Counts(NamedTuple):
 
 
 def columns_of(config: RunOutputConfig, recorded: Mapping[str, Recorded]) -> dict[str, Recorded]:
-    """Return those fields that acting records in slots which are written."""
+    """Return the recorded fields of slots that are written."""
     return {name: one for name, one in recorded.items() if name in COLUMNS and name in config.output_columns}
 
 
@@ -64,16 +65,16 @@ def output_fields(
 
 
 def attach_ring(config: RunOutputConfig, arena: Arena, spec: EnvSpec, recorded: Mapping[str, Recorded]) -> OutputRing:
-    """Return the rings as laid out in the arena."""
+    """Return the rings in the arena."""
     return OutputRing.attach(arena, spec, columns_of(config, recorded))
 
 
 def check_output(config: RunOutputConfig, spec: EnvSpec, name: str) -> None:
-    """Refuse what cannot be written, before anything is played; remove what a start before has left open.
+    """Refuse impossible output before any play; remove leftovers of a previous start.
 
     Raises:
-        UsageError: pyarrow is missing, the folder cannot be written or holds a dataset of other spaces, or no
-            trajectory has the last observations of episodes.
+        UsageError: pyarrow is missing, the folder cannot be written or contains a dataset of other spaces, or
+            trajectories lack the last observations of episodes.
     """
     if find_spec("pyarrow") is None:
         require_pyarrow("output")
@@ -86,22 +87,22 @@ def check_output(config: RunOutputConfig, spec: EnvSpec, name: str) -> None:
 
 
 def writer_name(run: Path) -> str:
-    """Return a name that the writer of no other run has."""
+    """Return a writer name unique to the run."""
     return f"{run.name}-{zlib.crc32(str(run.absolute()).encode()):08x}"
 
 
 class OutputWriter:
-    """Takes trajectories out of the rings, puts episodes together and writes them; nobody waits for it.
+    """Takes trajectories from the rings, assembles episodes and writes them; no process waits for the writer.
 
-    What cannot be written, as the disk is full or for any other reason, is dropped and counted, as training must go on;
+    Episodes that cannot be written, for example on a full disk, are dropped and counted, because training must go on;
     the next episode is tried again.
 
     Args:
-        config: the flags.
-        ring: what actors fill.
-        make: makes the writer of the dataset, when the first episode has ended.
-        skips_first: the first episode of each row of an actor begins somewhere in its middle.
-        looks: entries come without a message, as actors are other processes.
+        config: flags.
+        ring: rings that actors fill.
+        make: makes the dataset writer after the first complete episode.
+        skips_first: whether the first episode of each row begins in the middle.
+        looks: whether entries come without a message, because actors are other processes.
         now: monotonic seconds.
     """
 
@@ -129,7 +130,7 @@ class OutputWriter:
         self._note()
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Look into the rings; at the end write what is left, and drop what has no end."""
+        """Check the rings; at the stop, write the rest and drop open episodes."""
         if isinstance(message, Wake):
             self._is_woken = True
         elif isinstance(message, Stop):
@@ -143,7 +144,7 @@ class OutputWriter:
             yield self._report()
 
     def pending(self) -> bool:
-        """Whether there is a trajectory."""
+        """Return whether a trajectory waits."""
         return self._is_woken or (self.looks and bool(self.ring.waiting().any()))
 
     def work(self) -> Iterator[Message]:
@@ -155,7 +156,7 @@ class OutputWriter:
             yield self._report()
 
     def _take(self) -> bool:
-        """Take the oldest trajectory of the group that has most of them, if there is one; whether there was."""
+        """Take the oldest trajectory of the fullest ring; return whether one waited."""
         waiting = self.ring.waiting()
         index = int(waiting.argmax())
         if not waiting[index]:
@@ -174,7 +175,7 @@ class OutputWriter:
         return True
 
     def _group(self, index: int, entry: SlotEntry) -> _Group:
-        """Return the state of a group, after what is missing between its last trajectory and this one is dropped."""
+        """Return the state of a group, with the episodes around missing trajectories dropped."""
         known = self._groups.get(index)
         if known is None or known.entry.generation != entry.generation:
             if known is not None:
@@ -211,7 +212,7 @@ class OutputWriter:
         self._writer = self._make()
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Do something that needs the disk; whether it was done. If not, the open part is dropped."""
+        """Perform an action on the disk; return whether it succeeded. After a failure the open part is dropped."""
         try:
             action()
         except Exception as error:  # of the disk, of the folder's content, of Arrow
@@ -227,7 +228,7 @@ class OutputWriter:
         self._say(f"{what.removeprefix('--output: ')}: episodes are dropped until it can be written again")
 
     def _keep_within_memory(self) -> None:
-        """Let episodes that have no end yet hold their own steps alone, and drop the longest, until all of them fit."""
+        """Release shared arrays, then drop the longest open episodes, until all fit into memory."""
         groups = list(self._groups.values())
         if sum(group.held_bytes for group in groups) <= self._most_bytes:
             return
@@ -245,7 +246,7 @@ class OutputWriter:
             log.warning("--output: %s", line)
 
     def counts(self) -> Counts:
-        """Return what has become of all that was taken, by all writers in this place."""
+        """Return the counts of all taken steps, of predecessors too."""
         before, writer, groups = self._before, self._writer, self._groups.values()
         open_episodes, open_steps = writer.open_counts if writer is not None else (0, 0)
         written = (writer.episodes, writer.steps, writer.parts) if writer is not None else (0, 0, 0)
@@ -282,8 +283,6 @@ class OutputWriter:
 
 @dataclass
 class _Group:
-    """State of a group: its episodes that have no end yet, and the trajectory that came last."""
-
     assembler: EpisodeAssembler
     entry: SlotEntry
 

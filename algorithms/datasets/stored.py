@@ -1,7 +1,7 @@
-"""Files of datasets: their sizes are compared with counts and spaces before memory is taken.
+"""Limits of files of datasets: sizes are compared with counts and spaces before memory is taken.
 
 A file of some kB can name any size: of a list, a column, a compressed buffer, an array without values on the disk.
-Spaces and the number of steps, both from the metadata, say how much is read; see `require_stored`.
+Spaces and the number of steps, both from the metadata, bound the content; see `require_stored`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
-import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,27 +21,27 @@ from appo.envs.spec import Array
 from appo.utils.errors import UsageError
 
 MOST_RATIO = 1000
-"""Of the bytes in memory to those on a disk, beyond which a file is not believed: compression has about as much."""
+"""Largest accepted ratio of bytes in memory to bytes on the disk: compression reaches about as much."""
 FREE_BYTES = 256 << 20
-"""Of an episode, and four times as much of a dataset, which may be zeros alone that take no room on a disk."""
+"""Unchecked bytes of an episode, and a quarter of those of a dataset, which may be zeros that take no disk."""
 MOST_FIELDS = 10_000
-"""Of a file of Arrow, in all levels."""
+"""Limit of the fields in a file of Arrow, over all levels."""
 SLACK_BYTES = 64 << 10
-"""Of a column, for what Arrow adds to its numbers."""
+"""Bytes that Arrow adds to the numbers of a column."""
 JPEG_BYTES = 16 << 10
-"""Of an image, beside twice the bytes that it has decoded: more than any encoder makes of noise."""
+"""Limit of an encoded image beyond twice its decoded bytes: more than any encoder needs for noise."""
 
 
 def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
-    """Return images [N, *shape] that are stored as JPEG; sizes are compared with the shape before one is decoded.
+    """Return images [N, *shape] stored as JPEG; each size is compared with the shape before decoding.
 
     Args:
-        shape: [H, W] of grey images, [H, W, 3] of those in colour.
-        encoded: the bytes of each.
+        shape: [H, W] for grey images, [H, W, 3] for colour.
+        encoded: bytes of each image.
 
     Raises:
         UsageError: Pillow is missing.
-        ValueError, OSError: one is no JPEG, or is of another size.
+        ValueError, OSError: an image is not JPEG or has another size.
     """
     try:
         image_of = importlib.import_module("PIL.Image").open
@@ -65,13 +63,13 @@ def decoded_images(shape: tuple[int, ...], encoded: Iterable[Any]) -> Array:
 
 
 def require_stored(what: str, asked: int, stored: int, free: int = FREE_BYTES) -> None:
-    """Refuse content that takes much memory and next to nothing on the disk (Unfit)."""
+    """Refuse content with much memory and nearly nothing on the disk (Unfit)."""
     if asked > free and asked > MOST_RATIO * stored:
         raise Unfit(f"{what} would take {asked >> 20} MiB of memory, and has {stored} bytes on the disk")
 
 
 def row_bytes(space: Space) -> int:
-    """Return how many bytes a value of a space takes at most in a file."""
+    """Return the largest size of a value of a space in a file, in bytes."""
     parts = children(space)
     if parts is not None:
         return 32 + sum(row_bytes(one) for _, one in parts)
@@ -79,101 +77,5 @@ def row_bytes(space: Space) -> int:
 
 
 def is_image(space: Space) -> bool:
-    """Whether Minari may have stored values of a space as JPEG, which their form then tells: each is a run of bytes."""
+    """Return whether Minari may have stored values of a space as JPEG, each a run of bytes."""
     return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-# Arrow: the buffers of a record batch are listed in front of it, with their sizes.
-
-BUFFERS = {"null": 0, "struct": 1, "fixed_size_list": 1} | dict.fromkeys(
-    ["list", "large_list", "map", "fixed_size_binary", "decimal32", "decimal64", "decimal128", "decimal256"], 2
-)
-BUFFERS |= dict.fromkeys(("binary", "large_binary", "string", "large_string"), 3)
-"""Number of buffers of the types that are read or can be left out; of those that are primitive two."""
-
-
-def record_batch(pa: Any, content: bytes, most_bytes: Mapping[str, int]) -> Any:
-    """Return the needed columns of an Arrow file, as one record batch.
-
-    Args:
-        pa: pyarrow.
-        content: of the file.
-        most_bytes: of needed columns the bytes at most; -1: may be missing, and `require_stored` decides.
-
-    Raises:
-        ValueError, KeyError: a column is missing or larger, or of a type that is not read.
-    """
-    if content[:8] != b"ARROW1\0\0" or content[-6:] != b"ARROW1":
-        raise ValueError("it is no whole file of Arrow")
-    stream = pa.py_buffer(content).slice(8)
-    messages = pa.ipc.MessageReader.open_stream(stream)
-    schema = pa.ipc.read_schema(messages.read_next_message())
-    left = [MOST_FIELDS]
-    counts = [sum(_buffers(pa, field, left)) for field in schema]
-    sizes = dict.fromkeys(schema.names, 0)
-    for message in messages:
-        if message.type != "record batch":
-            raise ValueError(f"a {message.type}, which is not read")
-        buffers = list(_buffer_bytes(message))
-        if len(buffers) != sum(counts):
-            raise ValueError("its buffers are not those of its columns")
-        for name, count in zip(schema.names, counts, strict=True):
-            sizes[name] += sum(buffers[:count])
-            del buffers[:count]
-    for name, most in most_bytes.items():
-        if most >= 0 and name not in sizes:
-            raise KeyError(f"no column {name}")
-        if most >= 0 and sizes[name] > most + SLACK_BYTES:
-            raise Unfit(f"{name} would take {sizes[name]} bytes, where the steps and the space allow {most}")
-        require_stored(name, sizes.get(name, 0) if most < 0 else 0, len(content))
-    included = [schema.names.index(name) for name in most_bytes if name in sizes]
-    options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
-    (batch,) = pa.ipc.open_stream(stream, options=options).read_all().combine_chunks().to_batches()
-    batch.validate(full=True)
-    return batch
-
-
-def _buffers(pa: Any, field: Any, left: list[int]) -> Iterator[int]:
-    """Yield how many buffers a field and each field in it has (ValueError: the values of one lie elsewhere)."""
-    kind = field.type
-    left[0] -= 1
-    if left[0] < 0:
-        raise ValueError(f"it has more than {MOST_FIELDS} columns")
-    if b"ARROW:extension:name" in (field.metadata or {}) or isinstance(kind, pa.BaseExtensionType):
-        raise ValueError("a column of an extension type, which a pickle could stand for, is not read")
-    name = re.split(r"\W", str(kind), maxsplit=1)[0]
-    if name not in BUFFERS and not pa.types.is_primitive(kind):
-        raise Unfit(f"a column of the type {name}, which is not read")
-    yield BUFFERS.get(name, 2)
-    for index in range(kind.num_fields):
-        yield from _buffers(pa, kind.field(index), left)
-
-
-def _buffer_bytes(message: Any) -> Iterator[int]:
-    """Yield the size that each buffer of a record batch has in memory (Message.fbs and Schema.fbs of Arrow)."""
-    plain, body = message.metadata.to_pybytes(), memoryview(message.body)
-    (root,) = struct.unpack_from("<I", plain)
-    header = _offset(plain, _field(plain, root, 2))
-    is_compressed = _field(plain, header, 3) > 0
-    if not (place := _field(plain, header, 2)):
-        return
-    begin = _offset(plain, place)
-    (count,) = struct.unpack_from("<I", plain, begin)
-    for offset, length in struct.iter_unpack("<qq", plain[begin + 4 : begin + 4 + 16 * count]):
-        if not 0 <= offset <= offset + length <= len(body):
-            raise ValueError("a buffer outside of its file")
-        said = struct.unpack_from("<q", body, offset)[0] if is_compressed and length else -1
-        yield length if said < 0 else said
-
-
-def _field(plain: bytes, table: int, number: int) -> int:
-    """Return where a field of a table of flatbuffers is; 0: it has none."""
-    vtable = table - struct.unpack_from("<i", plain, table)[0]
-    size, place = struct.unpack_from("<H", plain, vtable)[0], 4 + 2 * number
-    found = struct.unpack_from("<H", plain, vtable + place)[0] if place < size else 0
-    return table + found if found else 0
-
-
-def _offset(plain: bytes, place: int) -> int:
-    found: int = place + struct.unpack_from("<I", plain, place)[0]
-    return found

@@ -1,12 +1,12 @@
-"""Writes whole episodes as Minari datasets on Arrow, part by part; a part appears when it is whole.
+"""Writes whole episodes as Minari datasets on Arrow, in parts that appear when complete.
 
-    DATASET/part-00000/data/metadata.json      what Minari reads first: spaces, counts, name
-    DATASET/part-00000/data/7/part-0.arrow     episode 7: one record batch of L+1 rows; the last row of all but the
-                                               observations is padding
-    DATASET/part-00000/data/7/metadata.json    its number of steps
+    DATASET/part-00000/data/metadata.json      read first by Minari: spaces, counts, name
+    DATASET/part-00000/data/7/part-0.arrow     episode 7: one record batch of L+1 rows; except for observations, the
+                                               last row is padding
+    DATASET/part-00000/data/7/metadata.json    number of steps
 
-Every part is a dataset of its own to Minari (`minari.MinariDataset("DATASET/part-00000/data")`). The part that is being
-written is hidden, so that a process which is killed leaves nothing half written under a name that is read.
+Minari reads every part as a dataset (`minari.MinariDataset("DATASET/part-00000/data")`). The open part is hidden, so a
+killed process leaves no incomplete part under a readable name.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from appo.algorithms.datasets.episodes import (
     form_of,
     given_actions,
     in_units,
-    space_to_json,
     spaces_of,
 )
+from appo.algorithms.datasets.space_json import space_to_json
 from appo.envs.spec import SINGLE_KEY, Array, EnvSpec
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.values import shown
 
 OPEN = ".open-"
 FRAMES = "frames_per_step"
-"""Name in the metadata of what is no part of Minari's format: simulator frames behind a step."""
+"""Our entry of the metadata: simulator frames behind a step."""
 FORM = "action_form"
-"""Name in the metadata of whether actions are scaled, and squashed, where they are drawn; see `ActionForm`."""
+"""Our entry of the metadata: whether drawn actions are scaled, and squashed; see `ActionForm`."""
 LEAST_COMPRESSED_BYTES = 16 << 10
-"""Of an episode. A smaller one takes as many blocks of the disk in any case, and compressing twice as long to write."""
+"""Size of the smallest compressed episode: below, compression saves no block of the disk and doubles the time."""
 MINARI_VERSION = "0.5.3"
-"""Of the format, from which on Minari reads what is written here."""
+"""First version of Minari that reads the written format."""
 
 
 def require_pyarrow(flag_name: str) -> Any:
-    """Import pyarrow, which the extra `[offline]` installs; UsageError where it is missing."""
+    """Import pyarrow, part of the extra `[offline]`; UsageError if it is missing."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError:
@@ -57,22 +57,22 @@ def require_pyarrow(flag_name: str) -> Any:
 
 
 class DatasetWriter:
-    """Writes episodes, each once, and closes parts as they get large enough.
+    """Writes episodes, each once, and closes parts that are large enough.
 
-    A folder that holds parts already gets more of them; what a writer of this name has left open there is removed.
+    Existing parts in the folder stay; an open part left by a writer of this name is removed.
 
     Args:
-        config: where, and in what form; `output` names the folder.
-        spec: of the environment; its agents are rows of their own.
+        config: form and folder (`output`) of the dataset.
+        spec: spaces of the environment; agents are rows of their own.
         about: further entries of the metadata, such as `algorithm_name`.
-        name: of the writer, among those that write into the folder at the same time.
+        name: name of the writer, unique among concurrent writers into the folder.
 
     Attributes:
-        episodes, steps: in whole parts and in the open one.
-        parts: that are whole.
+        episodes, steps: in complete parts and in the open one.
+        parts: complete parts.
 
     Raises:
-        UsageError: pyarrow is missing, the folder cannot be written, or it holds a dataset of other spaces.
+        UsageError: pyarrow is missing, the folder cannot be written, or it contains a dataset of other spaces.
     """
 
     def __init__(self, config: OutputConfig, spec: EnvSpec, about: Mapping[str, object], name: str = "writer") -> None:
@@ -94,22 +94,18 @@ class DatasetWriter:
         self.close()
 
     def write(self, episode: Episode) -> None:
-        """Write an episode, and let the open part appear if that makes it full (ResourceError)."""
+        """Write an episode, and publish the open part if full (ResourceError)."""
         self.add(episode)
         if self.is_full:
             self.close()
 
     @property
     def is_full(self) -> bool:
-        """Whether the open part has as many bytes as a part may have."""
+        """Whether the open part has reached the largest size."""
         return self._open is not None and self._open.nbytes >= self.config.output_max_file_size
 
     def add(self, episode: Episode) -> None:
-        """Write an episode into the open part.
-
-        Raises:
-            ResourceError: the disk is full, or the folder has gone.
-        """
+        """Write an episode into the open part (ResourceError: the disk is full, or the folder is gone)."""
         try:
             if self._open is None:
                 self._open = NewPart(self.folder, self._hidden)
@@ -119,11 +115,7 @@ class DatasetWriter:
         self.episodes, self.steps = self.episodes + 1, self.steps + len(episode)
 
     def close(self) -> None:
-        """Let the open part appear, if it holds anything.
-
-        Raises:
-            ResourceError: the disk is full, or the folder has gone.
-        """
+        """Publish the open part, if any (ResourceError: the disk is full, or the folder is gone)."""
         part = self._open
         if part is None:
             return
@@ -145,11 +137,11 @@ class DatasetWriter:
 
     @property
     def open_counts(self) -> tuple[int, int]:
-        """Episodes and steps in the part that has not appeared."""
+        """Episodes and steps in the open part."""
         return (0, 0) if self._open is None else (self._open.episodes, self._open.steps)
 
     def abandon(self) -> int:
-        """Drop the open part, as the disk has failed; return its episodes, which are counted no more."""
+        """Drop the open part after a failure of the disk; return the number of its episodes, which no longer count."""
         part, dropped = self._open, self.open_counts
         self._open = None
         if part is not None:
@@ -160,7 +152,7 @@ class DatasetWriter:
         return dropped[0]
 
     def _encoded(self, episode: Episode) -> bytes:
-        """The bytes of an Arrow file of one record batch."""
+        """Return an Arrow file of one record batch."""
         pa = self._arrow
         shown_as = episode.obs[SINGLE_KEY] if episode.obs.keys() == {SINGLE_KEY} else episode.obs
         ended = np.zeros(len(episode), np.bool_)
@@ -190,10 +182,10 @@ class DatasetWriter:
 
 
 def open_folder(folder: Path, name: str, spec: EnvSpec) -> str:
-    """Make the folder of a dataset, and return the name in it of what this writer has open, which is removed.
+    """Make the folder of a dataset; remove the writer's open part and return its name.
 
     Raises:
-        UsageError: it cannot be written, or holds a dataset of other spaces, or one that is damaged.
+        UsageError: the folder cannot be written, or contains a damaged dataset or one of other spaces.
     """
     hidden = f"{OPEN}{name}"
     try:
@@ -217,7 +209,7 @@ def _plain(spaces: Spaces) -> dict[str, str]:
 
 
 def _padded(values: Any) -> Any:
-    """Values with a row of zeros behind the last, as arrays or dicts or tuples of them."""
+    """Append a row of zeros to arrays, or to dicts or tuples of arrays."""
     if isinstance(values, Mapping):
         return {name: _padded(value) for name, value in values.items()}
     if isinstance(values, tuple):
@@ -226,7 +218,7 @@ def _padded(values: Any) -> Any:
 
 
 def _array(pa: Any, values: Any) -> Any:
-    """An Arrow array of arrays [N, *], of dicts, or of tuples of them."""
+    """Return an Arrow array of arrays [N, *], or of dicts or tuples of arrays."""
     if isinstance(values, Mapping | tuple):
         pairs = values.items() if isinstance(values, Mapping) else enumerate(values)
         names, arrays = zip(*((str(name), _array(pa, value)) for name, value in pairs), strict=True)
@@ -243,7 +235,7 @@ def _rows(pa: Any, values: Array) -> Any:
 
 
 def _infos(pa: Any, infos: Mapping[str, Array]) -> Any:
-    """A struct whose fields say their shapes, as Minari restores them by."""
+    """Return a struct whose fields contain their shapes, which Minari restores."""
     arrays = [pa.array(values) if values.ndim == 1 else _rows(pa, values) for values in infos.values()]
     shapes = ({"shape": ",".join(map(str, values.shape[1:]))} if values.ndim > 1 else None for values in infos.values())
     fields = [

@@ -1,4 +1,4 @@
-"""The network that acts and is trained: it says how probable each action is in a state, and what the state is worth."""
+"""The network that acts and trains: probabilities of actions, and values of states."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ from appo.utils.errors import UsageError
 
 
 def model_inputs(env_spec: EnvSpec) -> dict[str, ObservationSpec]:
-    """The observations that a model reads: all but the action mask.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the observations of a model: all except the action mask (UsageError: no observation)."""
     observations = {key: spec for key, spec in env_spec.observations.items() if key != MASK_KEY}
     if not observations:
         raise UsageError(f"the environment shows nothing but {MASK_KEY}; a model needs an observation")
@@ -36,11 +32,11 @@ class Tower(nn.Module):
     """An encoder and the core behind it.
 
     Args:
-        encoder: Maps scaled observations [N,*] to [N,core's input size].
-        core: The memory.
+        encoder: maps scaled observations [N,*] to [N,core's input size].
+        core: memory.
 
     Attributes:
-        bf16: Matrix products and convolutions are computed in bf16; weights, states and results stay float32.
+        bf16: whether matrix products and convolutions are computed in bf16; weights, states and results stay float32.
     """
 
     bf16 = False
@@ -83,11 +79,11 @@ class PolicyHead(nn.Module):
     """The layer that maps features to the logits of all action parts, side by side.
 
     Args:
-        input_size: Features per row.
-        parts: The factors of the action distribution.
-        adaptive_stddev: The log standard deviations of gaussian parts are outputs; else they are free parameters, the
-            same in every state.
-        initial_log_stddev: What they start from, either way (the weights of the layer must start small).
+        input_size: number of features per row.
+        parts: factors of the action distribution.
+        adaptive_stddev: whether log standard deviations of gaussian parts are outputs; otherwise they are free
+            parameters, equal in every state.
+        initial_log_stddev: initial value in both cases (the layer's weights must start small).
     """
 
     def __init__(
@@ -127,24 +123,24 @@ class PolicyHead(nn.Module):
 
 
 class ActorCritic(nn.Module, ABC):
-    """Policy and value function: all of a model that acting, learning and playing use.
+    """Policy and value function: the interface of a model for acting, learning and playing.
 
-    A subclass says what happens between scaled observations and outputs, in `act_scaled` and `unroll_scaled`, and calls
-    the last, linear layer of its values `value_head`. All
-    parameters and buffers are float32. Observations are scaled here; an action mask is not applied here but by
-    `ActionDistribution`, so that acting and learning cannot differ in it. Use `eval()` for a model that only acts.
+    A subclass defines the path from scaled observations to outputs in `act_scaled` and `unroll_scaled`, and calls the
+    last, linear layer of its values `value_head`. All parameters and buffers are float32. Observations are scaled here;
+    only `ActionDistribution` applies an action mask, so acting and learning cannot differ. Use `eval()` for a model
+    that only acts.
 
     Args:
-        env_spec: Of the environment.
-        config: Says how observations are scaled.
-        rnn_state_size: H, numbers that a row remembers from step to step; 0 without a memory.
+        env_spec: spec of the environment.
+        config: flags of the network, with the scaling of observations.
+        rnn_state_size: H, numbers in the memory of a row; 0 without a memory.
 
     Attributes:
-        keys: The observation keys the model reads.
-        normalized_keys: Those with running statistics, set by `set_observation_statistics`.
-        keys_scaled_later: Those that `act` and `unroll` leave to the encoders to scale.
-        return_mean, return_std: Scalars: `value` is in units of (return - return_mean) / return_std.
-        logits_name, logits_meaning: Name, for people, of the first output of `act`, and what it is.
+        keys: observation keys that the model reads.
+        normalized_keys: keys with running statistics, set by `set_observation_statistics`.
+        keys_scaled_later: keys that `act` and `unroll` leave to the encoders to scale.
+        return_mean, return_std: scalars: `value` is in units of (return - return_mean) / return_std.
+        logits_name, logits_meaning: name and description of the first output of `act`, for people.
     """
 
     logits_name: ClassVar[str] = "logits"
@@ -177,11 +173,19 @@ class ActorCritic(nn.Module, ABC):
 
     @property
     def towers(self) -> list[Tower]:
-        """Return encoders with their cores, in which most of the arithmetic is; none where the whole is the user's."""
+        """Return encoders with their cores, which do most of the arithmetic; none in a custom model."""
         return []
 
+    def leave_bytes_to_encoders(self, env_spec: EnvSpec) -> None:
+        """Let the encoders of the towers scale images of bytes."""
+        encoders = [tower.encoder for tower in self.towers if isinstance(tower.encoder, DictEncoder)]
+        for key, encoder in (item for found in encoders for item in found.items()):
+            if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
+                encoder.scale_with(self.scaling_of(key))
+                self.keys_scaled_later |= {key}
+
     def compute_in_bf16(self) -> list[nn.Parameter]:
-        """Let the towers compute in bf16; return the weights that may then be bf16 copies, if the model only acts.
+        """Let the towers compute in bf16; return the weights that may become bf16 copies in a model that only acts.
 
         The heads stay in float32, and on a GPU the core too.
         """
@@ -193,33 +197,27 @@ class ActorCritic(nn.Module, ABC):
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Answer N rows, one step each.
+        """Answer N rows, one step each; return logits [N,L], normalized value [N] and next state [N,H], float32.
 
         Args:
-            obs: {key} [N,*] as the environment gave it; not modified.
-            first: [N] bool: this observation starts an episode.
-            rnn_state: [N,H] as the previous call returned it for the same rows; not modified.
-
-        Returns:
-            logits [N,L], value [N] in normalised units, rnn_state [N,H] after the step; all float32.
+            obs: {key} [N,*] from the environment; not modified.
+            first: [N] bool: the observation starts an episode.
+            rnn_state: [N,H] from the previous call for the same rows; not modified.
         """
         return self.act_scaled(self._scaled_now(obs), first, rnn_state)
 
     def unroll(self, obs: Observations, first: Tensor, rnn_state: Tensor, recurrence: int) -> tuple[Tensor, Tensor]:
-        """Repeat on whole trajectories what `act` computed step by step, differentiably.
+        """Repeat `act` on whole trajectories, differentiably; return logits [T,B,L] and normalized value [T+1,B].
 
         Args:
             obs: {key} [T+1,B,*]; not modified.
             first: [T+1,B] bool.
-            rnn_state: [T/recurrence,B,H], the state before every BPTT segment of `recurrence` steps; gets no gradient.
-                Step T continues from the last segment.
-            recurrence: Steps per segment; divides T.
-
-        Returns:
-            logits [T,B,L] and value [T+1,B] in normalised units; float32.
+            rnn_state: [T/recurrence,B,H], state before every BPTT segment of `recurrence` steps; gets no gradient. Step
+                T continues from the last segment.
+            recurrence: steps per segment; divides T.
 
         Raises:
-            ValueError: the state does not have one row per segment and column.
+            ValueError: the number of states differs from segments and columns.
         """
         num_steps, num_columns = first.shape[0] - 1, first.shape[1]
         require_shape("rnn_state", rnn_state, (num_steps // recurrence, num_columns, self.rnn_state_size))
@@ -242,10 +240,10 @@ class ActorCritic(nn.Module, ABC):
 
     @torch.no_grad()
     def set_return_statistics(self, mean: Tensor | float, std: Tensor | float) -> None:
-        """Change the units of the values and the layer they come from, so that in units of return nothing changes.
+        """Change the units of the values and their layer, so that values in units of return stay equal.
 
-        Values bootstrap returns, and returns set the units: without the latter both could grow without end. All is
-        done in place (weights and buffers may be views of a flat vector).
+        Values bootstrap returns, and returns set the units; without the last step both could grow without end. Tensors
+        change in place, because they may be views of a flat vector.
 
         Source: van Hasselt et al. 2016, arXiv:1602.07714, eq. 6 and 7.
         """
@@ -284,13 +282,13 @@ class ActorCritic(nn.Module, ABC):
 
 
 class TowerActorCritic(ActorCritic):
-    """The built-in model: policy and value share one tower or have one each.
+    """The built-in model: policy and value share a tower or have one each.
 
     Args:
-        env_spec, config: As `ActorCritic`.
-        actor: Tower of the policy, and of the value when there is no critic; with two, its state comes first.
-        critic: Tower of the value alone.
-        policy_head: Logits of the actor's features.
+        env_spec, config: as in `ActorCritic`.
+        actor: tower of the policy, and of the value without a critic; its state comes first.
+        critic: tower of the value alone.
+        policy_head: layer from the actor's features to logits.
     """
 
     def __init__(
@@ -299,11 +297,7 @@ class TowerActorCritic(ActorCritic):
         super().__init__(env_spec, config, actor.state_size + (critic.state_size if critic else 0))
         self.actor, self.critic, self.policy_head = actor, critic, policy_head
         self.value_head = nn.Linear((critic or actor).output_size, 1)
-        encoders = [tower.encoder for tower in (actor, critic) if tower and isinstance(tower.encoder, DictEncoder)]
-        for key, encoder in (item for found in encoders for item in found.items()):
-            if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
-                encoder.scale_with(self.scaling_of(key))
-                self.keys_scaled_later |= {key}
+        self.leave_bytes_to_encoders(env_spec)
 
     def value_layer(self) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the value head; the scale and the bias, if its weight is normalized spectrally."""

@@ -1,4 +1,4 @@
-"""`build_model` makes the model that flags and an environment's description ask for, and draws its first weights."""
+"""Makes a model from flags and the spec of an environment, and draws the first weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 POLICY_OUTPUT_GAIN = 0.01
 AS_DRAWN = "torch_default"
-"""The `--policy_initialization` that leaves all weights and biases as torch draws them."""
+"""The `--policy_initialization` that keeps weights and biases as torch draws them."""
 
 
 NORMALIZED = (
@@ -42,15 +42,14 @@ NORMALIZED = (
 
 
 def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
-    """Make the model of an environment; its weights are drawn from torch's global generator.
+    """Make the model of an environment; torch's global generator draws the weights.
 
-    `--encoder_custom` may name a class for the whole model, for the core or for the encoder (`models/custom.py`). What
-    it makes is tried here on a fake batch, so that the probe finds what is wrong with it before any other process
-    starts. Its weights stay as it made them.
+    `--encoder_custom` may name a class for the whole model, the core or the encoder (`models/custom.py`). The custom
+    part is tried on a fake batch here, so the probe reports faults before another process starts. Its weights stay
+    unchanged.
 
     Raises:
-        UsageError: the flags name an encoder that cannot read these observations, or a custom part that fails or cannot
-            be normalized spectrally.
+        UsageError: the encoder cannot read the observations, or a custom part fails or rejects spectral normalization.
     """
     if make := custom_class(config, "model"):
         if config.use_spectral_norm:
@@ -78,7 +77,7 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
 
 
 def count_weights(config: ModelConfig, observations: dict[str, ObservationSpec]) -> int:
-    """Count the weights of encoders and cores that flags ask for, but for those of the user; nothing is allocated."""
+    """Count the weights of built-in encoders and cores without allocation."""
     if custom_class(config, "encoder") or custom_class(config, "core"):
         return 0
     names = encoder_names(config, observations)
@@ -92,14 +91,14 @@ def count_weights(config: ModelConfig, observations: dict[str, ObservationSpec])
 
 
 def build_encoder(subtype: str, shape: Shape, config: ModelConfig) -> Encoder:
-    """Make the encoder of a row of `ENCODERS` for an observation of this shape, its weights as torch draws them."""
+    """Make the encoder of a row of `ENCODERS` for a shape; torch draws the weights."""
     builder = next(row.builder for row in ENCODERS if row.subtype == subtype)
     build: Callable[[Shape, ModelConfig], Encoder] = getattr(encoders, builder)
     return build(shape, config)
 
 
 def describe(model: nn.Module) -> str:
-    """Return one line per parameter, then their sum."""
+    """Return a line per parameter, then the sum."""
     rows = [(name, str(list(p.shape)), f"{p.numel():,}") for name, p in model.named_parameters()]
     rows.append(("total", "", f"{sum(p.numel() for p in model.parameters()):,}"))
     width_name, width_shape, width_count = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -107,10 +106,10 @@ def describe(model: nn.Module) -> str:
 
 
 def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
-    """Make an encoder of these observations and the core behind it, as the flags say.
+    """Make an encoder of the observations and the core behind it.
 
     Raises:
-        UsageError: `--encoder_custom` names a whole model, of which a network of another kind has no use.
+        UsageError: `--encoder_custom` names a whole model, which another kind of network cannot contain.
     """
     if custom_class(config, "model"):
         raise UsageError(
@@ -175,12 +174,12 @@ def _draw(config: ModelConfig, weight: Tensor, gain: float) -> None:
 
 
 def _normalize_spectrally(config: ModelConfig, model: TowerActorCritic) -> None:
-    """Bound the largest singular value of every linear layer and every kernel, as a matrix [out,in*k*k], by 1.
+    """Bound the largest singular value of every linear layer and kernel, as a matrix [out,in*k*k], by 1.
 
-    The estimate of it advances with every forward pass in training mode; a model that acts is in eval mode.
+    Every forward pass in training mode advances the estimate; acting models are in eval mode.
 
     Raises:
-        UsageError: an encoder of the user's own has no such layer, or one that cannot be normalized.
+        UsageError: a custom encoder has no such layer, or a layer that cannot be normalized.
 
     Source: Miyato et al. 2018, arXiv:1802.05957, eq. 8 and algorithm 1.
     """
@@ -199,12 +198,12 @@ def _normalize_spectrally(config: ModelConfig, model: TowerActorCritic) -> None:
 
 
 def new_model(config: ModelConfig, spec: EnvSpec, device: str) -> FlatModule:
-    """Make a model on its device, all weights in one vector."""
+    """Make a model on a device, all weights in one vector."""
     return FlatModule(build_model(config, spec).to(device))
 
 
 def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
-    """Prepare a model that nobody trains: evaluation mode, and where it computes in bf16, weights in bf16."""
+    """Prepare a model for acting: evaluation mode, and weights in bf16 where the model computes in bf16."""
     flat.module.eval()
     if computes_in_bf16(config, precision, flat.module, device):
         assert isinstance(flat.module, ActorCritic)
@@ -212,7 +211,7 @@ def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) 
 
 
 def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
-    """Prepare a model that is trained: where it computes in bf16, weights stay float32; threads share its images."""
+    """Prepare a model for training: weights stay float32 where the model computes in bf16; threads share images."""
     if computes_in_bf16(config, precision, flat.module, device):
         assert isinstance(flat.module, ActorCritic)
         flat.module.compute_in_bf16()
@@ -220,17 +219,15 @@ def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str
 
 
 def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:
-    """Return whether --precision means bf16 for a model: `auto` does for images on hardware that multiplies it.
+    """Return whether `--precision` means bf16 for a model: `auto` does for images on hardware with bf16 products.
 
-    Networks of a few vectors gain nothing, and parts of the user's own need not stand it.
+    Networks of a few vectors gain nothing, and custom parts may not tolerate bf16.
     """
     if precision == "fp32" or config.encoder_custom:
         return False
     has_images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    return precision == "bf16" or (has_images and _multiplies_bf16(device))
-
-
-def _multiplies_bf16(device: str) -> bool:
+    if precision == "bf16" or not has_images:
+        return precision == "bf16"
     if device == "cpu":
         return machine.multiplies_bf16()
     return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere

@@ -1,4 +1,4 @@
-"""The flags of the network, and which encoder reads which observation. Needs neither torch nor, at import, numpy."""
+"""Flags of the network, and the encoder of each observation. Imports neither torch nor, at import, numpy."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 MOST_LAYERS = 100
-"""Of one kind: each is an object in every process, however small."""
+"""Limit of the layers of a kind: each is an object in every process."""
 COPIES = 3
-"""Of its weights, that whoever makes a network needs at once: the parts, the vector of them and what is loaded."""
+"""Simultaneous copies of the weights while a network is made: parts, vector, and loaded weights."""
 
 
 class EncoderRow(NamedTuple):
     """A built-in encoder.
 
     Attributes:
-        subtype: its name in `--encoder_subtype`.
-        type: the value of `--encoder_type` that allows it; `auto` allows every encoder.
-        min_side: pixels; the smallest square that it reduces to at least one pixel.
-        builder: name of the function in `encoders.py` that makes it from the shape of an observation and the flags; a
-            name, because `--help` reads this table and that file needs torch.
+        subtype: name in `--encoder_subtype`.
+        type: value of `--encoder_type`; `auto` allows every encoder.
+        min_side: pixels of the smallest square that the encoder reduces to at least one pixel.
+        builder: name of the function in `encoders.py`; a name, because `--help` reads this table without torch.
     """
 
     subtype: str
@@ -38,7 +37,7 @@ class EncoderRow(NamedTuple):
 
 
 MLP = "mlp"
-"""The subtype that reads every observation that is no image."""
+"""Subtype for every observation that is not an image."""
 
 ENCODERS = (
     EncoderRow("convnet_simple", "conv", 36, "build_convnet_simple"),
@@ -48,7 +47,7 @@ ENCODERS = (
     EncoderRow("resnet_impala", "resnet", 1, "build_impala"),
     EncoderRow(MLP, "mlp", 1, "build_mlp"),
 )
-"""The built-in encoders; `--encoder_subtype=auto` means the first one that `--encoder_type` allows."""
+"""The built-in encoders; `--encoder_subtype=auto` selects the first of `--encoder_type`."""
 
 ENCODER_TYPES = tuple(dict.fromkeys(row.type for row in ENCODERS))
 
@@ -159,11 +158,11 @@ class ModelConfig:
 
 
 def check_size(config: ModelConfig) -> None:
-    """Refuse a network that is too large for any observation, before anything is made of it.
+    """Refuse a network that is too large for any observation, before making a part.
 
     Raises:
-        UsageError: it has more layers than any.
-        ResourceError: its weights need more memory than is free.
+        UsageError: too many layers.
+        ResourceError: the weights need more memory than is free.
     """
     layers = config.encoder_mlp_layers
     if len(layers) > MOST_LAYERS:
@@ -178,7 +177,7 @@ def check_size(config: ModelConfig) -> None:
 
 
 def refuse_weights(count: int) -> None:
-    """Refuse a network of so many weights if they need more memory than is free (ResourceError)."""
+    """Refuse a network whose weights need more memory than is free (ResourceError)."""
     needed, free = 4 * COPIES * count, machine.available_memory_bytes()
     if needed > free:
         raise ResourceError(
@@ -188,14 +187,14 @@ def refuse_weights(count: int) -> None:
 
 
 def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec]) -> dict[str, str]:
-    """Return the subtype of `ENCODERS` that reads each observation key.
+    """Return the subtype of `ENCODERS` for each observation key.
 
-    An image is an observation of three dimensions whose sides the chosen net can take, with as many channels as
-    pictures have (`is_picture`), unless flags ask for a net of images; everything else, be it the smaller key of a
-    Dict, is flattened into an mlp.
+    An image has three dimensions, sides that the chosen net accepts, and the channels of a picture (`is_picture`)
+    unless flags ask for a net of images. Every other observation is flattened into an mlp, also the smaller key of a
+    Dict.
 
     Raises:
-        UsageError: type and subtype contradict each other, or an image net was asked for and there is no image.
+        UsageError: type and subtype contradict each other, or no observation is an image for the chosen net.
     """
     row = _chosen_row(config)
     was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
@@ -225,12 +224,12 @@ def _chosen_row(config: ModelConfig) -> EncoderRow:
 
 
 def is_large(spec: ObservationSpec, min_side: int) -> bool:
-    """Return whether an observation has three dimensions and at least so many pixels each way."""
+    """Return whether an observation has three dimensions and sides of at least `min_side` pixels."""
     return len(spec.shape) == 3 and min(image_sides(spec.shape)) >= min_side
 
 
 def is_picture(spec: ObservationSpec) -> bool:
-    """Return whether an observation of three dimensions has as many channels as pictures: 1 to 4, of up to 4 frames.
+    """Return whether an observation of three dimensions has the channels of a picture: 1 to 4, in up to 4 frames.
 
     Flags may have stacked more frames. Letters, one-hot maps and voxels have other numbers.
     """
@@ -240,7 +239,7 @@ def is_picture(spec: ObservationSpec) -> bool:
 
 
 def image_sides(shape: Shape) -> tuple[int, int]:
-    """Return height and width, in pixels, of an image of three dimensions."""
+    """Return height and width in pixels of an image."""
     from appo.envs.spec import is_channels_first  # late: --help needs no numpy
 
     return (shape[1], shape[2]) if is_channels_first(shape) else (shape[0], shape[1])

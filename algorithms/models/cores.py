@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Protocol
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from appo.algorithms.ops.checks import require_shape
+from appo.algorithms.models.unrolling import Cell, unroll
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
-    """Return a context without autocast on that kind of device; costs next to nothing where there is none anyway."""
+    """Return a context without autocast on a kind of device; nearly free where autocast is off."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
@@ -23,11 +22,11 @@ Weights = dict[str, Tensor]
 
 
 class Core(Protocol):
-    """The module behind the encoder of a tower: a memory from one step to the next.
+    """The module behind the encoder of a tower: a memory between steps.
 
     Attributes:
         output_size: D', features per step.
-        state_size: H, numbers that a row remembers.
+        state_size: H, numbers in the memory of a row.
     """
 
     output_size: int
@@ -35,7 +34,6 @@ class Core(Protocol):
 
     def step(self, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Step x [N,D] from state [N,H], which counts as zero where first [N]: return [N,D'] and the next state."""
-        ...
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
         """Compute what `step` gives for x [T+1,B,D] and first [T+1,B], differentiably: [T+1,B,D'].
@@ -43,7 +41,6 @@ class Core(Protocol):
         The T steps are segments of equal length, each of which starts from its own state [number of segments,B,H]; step
         T continues from the last one.
         """
-        ...
 
 
 class IdentityCore(nn.Module):
@@ -65,15 +62,15 @@ class IdentityCore(nn.Module):
 
 
 class RecurrentCore(nn.Module):
-    """A GRU or an LSTM whose whole state is one row of numbers.
+    """A GRU or an LSTM whose state is one row of numbers.
 
-    A state row [H] holds, layer after layer, the hidden vectors and then (LSTM) the cell vectors.
+    A state row [H] contains, layer by layer, the hidden vectors and then (LSTM) the cell vectors.
 
     Args:
         rnn_type: gru or lstm.
         input_size: D, features per step.
-        hidden_size: Width of the state vector of one layer and of the output.
-        num_layers: Stacked layers.
+        hidden_size: width of a layer's state vector and of the output.
+        num_layers: number of stacked layers.
     """
 
     def __init__(self, rnn_type: str, input_size: int, hidden_size: int, num_layers: int) -> None:
@@ -86,15 +83,12 @@ class RecurrentCore(nn.Module):
         self.state_size = self.num_vectors * hidden_size
 
     def forward(self, x: Tensor, state: Tensor, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
-        """Advance through the steps of x without any reset.
+        """Advance through the steps of x without a reset; return y [t,B,hidden_size] and state [B,H], float32.
 
         Args:
             x: [t,B,D].
             state: [B,H] before the first of the t steps.
-            weights: `_bf16_weights`, where the caller has them already.
-
-        Returns:
-            Output [t,B,hidden_size] and the state [B,H] after the last step, both float32.
+            weights: `_bf16_weights`, if the caller has them.
         """
         vectors = state.reshape(-1, self.num_vectors, self.output_size).transpose(0, 1).contiguous()
         weights = weights or self._bf16_weights(x)
@@ -109,9 +103,9 @@ class RecurrentCore(nn.Module):
         return y.float(), vectors.transpose(0, 1).flatten(1).float()
 
     def _bf16_weights(self, x: Tensor) -> Weights:
-        """Return the weights of a GRU for x under autocast on the CPU, which knows no GRU; nothing elsewhere.
+        """Return the weights of a GRU for autocast on the CPU, which does not support GRUs; otherwise nothing.
 
-        An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both do.
+        An LSTM runs in float32: its bf16 kernel raises on processors without bf16. On a GPU both support autocast.
         """
         if self.is_lstm or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return {}
@@ -122,8 +116,8 @@ class RecurrentCore(nn.Module):
 
         Args:
             x: [N,D].
-            first: [N] bool: this observation starts an episode, so the row's state counts as zero.
-            state: [N,H] as the step before left it.
+            first: [N] bool: the observation starts an episode, and the state counts as zero.
+            state: [N,H] after the previous step.
         """
         # Filled, not multiplied: a state that is not finite must end with its episode. No copy to the host either.
         y, state = self(x.unsqueeze(0), state.masked_fill(first.unsqueeze(1), 0.0))
@@ -135,19 +129,16 @@ class RecurrentCore(nn.Module):
 
 
 def unroll_segments(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
-    """Repeat what acting did, in segments that each start from the state stored then.
+    """Repeat acting in segments that each start from the stored state; return [T+1,B,D'].
 
-    Backpropagation through time ends at a segment's start and at every reset. The segments run side by side, as columns
-    of one batch: with T segments of one step that is one call instead of T.
+    Backpropagation through time ends at the start of a segment and at every reset. Segments run side by side as columns
+    of a batch: T segments of one step are one call instead of T.
 
     Args:
         cell: (x [t,B,D], state [B,H]) -> (y [t,B,D'], state [B,H]), t steps without a reset.
         x: [T+1,B,D].
         first: [T+1,B] bool.
         state: [T/recurrence,B,H] before each segment. Row T continues from the last segment.
-
-    Returns:
-        [T+1,B,D'].
     """
     num_segments, num_columns = state.shape[:2]
     rows, last_row = torch.split(x, [len(x) - 1, 1])
@@ -165,69 +156,3 @@ def _side_by_side(x: Tensor, num_segments: int) -> Tensor:
 def _one_after_another(x: Tensor, num_segments: int) -> Tensor:
     """Reverse `_side_by_side`: [t,num_segments*B,*] -> [num_segments*t, B, *]."""
     return x.reshape(x.shape[0], num_segments, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
-
-
-# Unrolling a recurrent cell over time when episodes begin in the middle.
-
-
-Cell = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(x [t, B, D], state [B, H]) -> (y [t, B, D'], state [B, H]); several steps at once."""
-
-
-def segments_at_resets(first: Tensor) -> list[tuple[int, int]]:
-    """Cut time wherever any column starts an episode.
-
-    Within a segment no state is reset, so a fused multi-step kernel can run it in one call: 25 us a sample against
-    44 us for a loop over steps (GRU of 512, bf16, forward and backward on a CPU), and no sorting or packing.
-
-    Args:
-        first: [T, B] bool. One device synchronization for all T when it is not on the CPU.
-
-    Returns:
-        Ranges [start, end) in order, none empty, which together cover 0 to T.
-
-    Raises:
-        ValueError: `first` is not a matrix.
-    """
-    require_shape("first", first, (None, None))
-    steps = first.shape[0]
-    starts_any: list[bool] = first.any(dim=1).tolist()
-    cuts = [t for t in range(steps) if t == 0 or starts_any[t]]
-    return list(zip(cuts, [*cuts[1:], steps], strict=True))
-
-
-def single_steps(steps: int) -> list[tuple[int, int]]:
-    """Cut time at every step: the cuts do not depend on where episodes start, and nothing is read back for them."""
-    return [(t, t + 1) for t in range(steps)]
-
-
-def unroll(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a cell over time, with the state of a column set to zero where its episode starts.
-
-    On the CPU it runs from reset to reset, on other devices step by step: that costs no synchronization, and the same
-    steps can be captured in a graph.
-
-    Args:
-        cell: runs several steps without a reset; LSTM-like cells keep both their tensors in the one state.
-        x: [T, B, D], T at least 1.
-        first: [T, B] bool.
-        state: [B, H] before step 0; where `first[0]`, what it holds, NaN included, has no influence.
-
-    Returns:
-        Output [T, B, D'] and state [B, H] after step T - 1.
-
-    Raises:
-        ValueError: shapes disagree or T is 0.
-    """
-    require_shape("x", x, (*first.shape, None))
-    require_shape("state", state, (first.shape[1], None))
-    if not first.shape[0]:
-        raise ValueError("x: expected at least one step, got 0")
-    outputs = []
-    ranges = segments_at_resets(first) if first.device.type == "cpu" else single_steps(first.shape[0])
-    segments = torch.split(x, [end - start for start, end in ranges])  # the gradient of a slice would be as long as x
-    for (start, _), segment in zip(ranges, segments, strict=True):
-        state = state.masked_fill(first[start].unsqueeze(-1), 0.0)
-        output, state = cell(segment, state)
-        outputs.append(output)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), state

@@ -1,4 +1,4 @@
-"""Networks of the user's own, named by `--encoder_custom`, and how they are tried before any process starts."""
+"""Networks named by `--encoder_custom`, and their trial before any process starts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from appo.utils.user_modules import import_user_module
 TRIAL_WARM_UP, TRIAL_STEPS, TRIAL_RECURRENCE, TRIAL_ROWS, TRIAL_TOLERANCE = 2, 4, 2, 2, 1e-4
 
 MODE_ROWS = 16
-"""Rows of the trajectory that is computed in both modes: what leaves one of a hundred numbers out is seen."""
+"""Rows of the trajectory in both modes: enough to detect dropout of one number in a hundred."""
 
 Outputs = tuple[Tensor, ...]
 
 
 def custom_kind(target: object) -> str:
-    """Return the kind of a class: a "model" has act and unroll, a "core" step and unroll, all else is an "encoder"."""
+    """Return the kind of a class: a "model" has act and unroll, a "core" step and unroll, an "encoder" neither."""
     for kind, method in (("model", "act"), ("core", "step")):
         if hasattr(target, method) and hasattr(target, "unroll"):
             return kind
@@ -37,7 +37,7 @@ def custom_kind(target: object) -> str:
 
 
 def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
-    """Return the class that `--encoder_custom` names, None if it is of another kind or none is named."""
+    """Return the class of `--encoder_custom`; None without a class, or for another kind."""
     if not config.encoder_custom:
         return None
     module_name, _, class_name = config.encoder_custom.partition(":")
@@ -50,7 +50,6 @@ def custom_class(config: ModelConfig, kind: str) -> Callable[..., Any] | None:
 
 @contextmanager
 def _blaming(config: ModelConfig) -> Iterator[None]:
-    """Turn any error of the user's code into one line that names the flag."""
     try:
         yield
     except Exception as error:  # the user's code may raise anything
@@ -63,7 +62,7 @@ def custom_encoder(
 ) -> nn.Module:
     """Make the user's class(observations, config): an nn.Module with `output_size`.
 
-    It maps the scaled float32 observations {key} [N,*] to [N,output_size].
+    The module maps scaled float32 observations {key} [N,*] to [N,output_size].
     """
     with _blaming(config):
         encoder = _float_module(make(observations, config))
@@ -76,7 +75,7 @@ def custom_encoder(
 
 
 def custom_core(make: Callable[..., Any], config: ModelConfig, input_size: int) -> Core:
-    """Make the user's class(input_size, config): an nn.Module that keeps the contract of `Core`."""
+    """Make the user's class(input_size, config): an nn.Module with the contract of `Core`."""
     with _blaming(config):
         core: Any = _float_module(make(input_size, config))
         output_size, state_size = size_of(core, "output_size"), size_of(core, "state_size")
@@ -137,7 +136,7 @@ def _try_model(model: ActorCritic, env_spec: EnvSpec) -> None:
 
 
 def _require_values_in_any_unit(model: ActorCritic, act: Callable[[], tuple[Outputs, Tensor]]) -> None:
-    """Raise ValueError unless the model's `value_layer` is where its values come from."""
+    """Raise ValueError unless the model's `value_layer` produces its values."""
     values, layer = [], [x.clone() for x in model.value_layer()]
     for mean, std in ((3.0, 2.0), (0.0, 1.0)):
         model.set_return_statistics(mean, std)
@@ -155,7 +154,7 @@ def _require_agreement(
     step: Callable[[int, Tensor, Tensor], tuple[Outputs, Tensor]],
     unroll: Callable[[Tensor, Tensor], Outputs],
 ) -> None:
-    """Raise ValueError unless unrolling repeats stepping, resets included, and can be differentiated."""
+    """Raise ValueError unless unrolling repeats stepping, resets included, and is differentiable."""
     first = torch.zeros(TRIAL_WARM_UP + TRIAL_STEPS + 1, TRIAL_ROWS, dtype=torch.bool)
     first[0] = first[TRIAL_WARM_UP + 1, 0] = first[-1, 1] = True  # also within a segment and at the last observation
     state, states, outputs = torch.zeros(TRIAL_ROWS, state_size), [], []
@@ -182,26 +181,18 @@ def _difference(x: Tensor, expected: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
-# Parts that would act otherwise than they learn.
-
-
 NORMS = "its statistics of batches: GroupNorm and LayerNorm have none"
 NOISE = "what it leaves out by chance: leave it out, or set its probability to 0"
 
 
 def refuse_two_behaviours(model: nn.Module, config: ModelConfig, env_spec: EnvSpec) -> None:
-    """Refuse a network of the user's own that computes something else in training mode, in which it learns.
+    """Refuse a custom network that computes something else in training mode.
 
-    What is learned from is compared with what acted: with dropout, the probabilities of actions would differ by chance,
-    and with statistics of batches by what else is in the batch.
-
-    Args:
-        model: the whole of it.
-        config: names the user's part.
-        env_spec: what it is shown.
+    Training compares the network with the acting one: with dropout, probabilities of actions differ by chance; with
+    statistics of batches, by the rest of the batch.
 
     Raises:
-        UsageError: with the first such layer, or how far what it computes differs.
+        UsageError: the first such layer, or the size of the difference.
     """
     blame = f"--encoder_custom={config.encoder_custom}"
     for name, module in model.named_modules():
@@ -221,7 +212,7 @@ def refuse_two_behaviours(model: nn.Module, config: ModelConfig, env_spec: EnvSp
 
 
 def _two_behaviours(module: nn.Module) -> str:
-    """Return why a layer of torch computes something else in training mode; empty if it does not."""
+    """Return the reason why a layer of torch differs in training mode; empty: no difference."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return NORMS
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -234,7 +225,7 @@ def _two_behaviours(module: nn.Module) -> str:
 
 
 def _in_both_modes(model: ActorCritic, env_spec: EnvSpec) -> tuple[Outputs, Outputs]:
-    """Return the outputs of a model for one trajectory in evaluation and in training mode; it is left as it was."""
+    """Return the outputs for one trajectory in evaluation and in training mode; the model stays unchanged."""
     generator, was_training = torch.Generator().manual_seed(0), model.training
     obs = _random_observations(env_spec, (TRIAL_STEPS + 1, MODE_ROWS), generator)
     first = torch.zeros(TRIAL_STEPS + 1, MODE_ROWS, dtype=torch.bool)
@@ -262,7 +253,7 @@ def _normalizes_spectrally(module: nn.Module) -> bool:
 
 
 def _random_observations(env_spec: EnvSpec, lead: tuple[int, ...], generator: torch.Generator) -> dict[str, Tensor]:
-    """Return observations of zeros and ones: nearly every space has them, also one whose numbers index a table."""
+    """Return observations of zeros and ones, which are valid in nearly every space, also as indices of a table."""
     return {
         key: torch.randint(0, 2, (*lead, *spec.shape), generator=generator).to(getattr(torch, spec.dtype))
         for key, spec in env_spec.observations.items()
@@ -283,7 +274,7 @@ def _float_module(made: object) -> nn.Module:
 
 @contextmanager
 def _acting(module: nn.Module) -> Iterator[None]:
-    """Let a module run as in a policy worker: without gradients, and leaving no trace in running statistics."""
+    """Run a module as a policy worker does: no gradients, no changed statistics."""
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -292,11 +283,7 @@ def _acting(module: nn.Module) -> Iterator[None]:
 
 
 def size_of(module: Any, name: str) -> int:
-    """Return a size that a module states as its attribute.
-
-    Raises:
-        TypeError: it is no int.
-    """
+    """Return a size stated as an attribute of a module (TypeError: not an int)."""
     size = getattr(module, name)
     if not isinstance(size, int):
         raise TypeError(f"its {name} is a {type(size).__name__}, not an int")

@@ -19,12 +19,12 @@ from appo.algorithms.models.images import (
     FlattenImages,
     InputScaling,
     computed_in,
-    side_by_side,
 )
+from appo.algorithms.models.side_by_side import side_by_side
 from appo.envs.spec import is_channels_first
 
 FEW_CHANNELS = 8
-"""Fewer than fill a vector register."""
+"""Limit of channels that leave a vector register partly empty."""
 
 Observations = dict[str, Tensor]
 Shape = tuple[int, ...]
@@ -38,7 +38,7 @@ CONVNET_ATARI: tuple[ConvLayer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """The net of Mnih et al. 2015 (https://www.nature.com/articles/nature14236)."""
 
 CONVNET_DQN: tuple[ConvLayer, ...] = ((16, 8, 4), (32, 4, 2))
-"""The net of Mnih et al. 2013 (https://arxiv.org/abs/1312.5602): a third of the work of the one above."""
+"""The net of Mnih et al. 2013 (https://arxiv.org/abs/1312.5602), a third of the work of `CONVNET_ATARI`."""
 
 IMPALA_CHANNELS = (16, 32, 32)
 """Channels of the three stages of the deep net of Espeholt et al. 2018 (https://arxiv.org/abs/1802.01561, fig. 3)."""
@@ -47,23 +47,23 @@ _NONLINEARITIES: dict[str, type[nn.Module]] = {"elu": nn.ELU, "relu": nn.ReLU, "
 
 
 def nonlinearity(name: str, *, inplace: bool = False) -> nn.Module:
-    """Make the module of `elu`, `relu` or `tanh`; `inplace` if nothing else needs its input."""
+    """Make the module of `elu`, `relu` or `tanh`; `inplace` if only this module needs its input."""
     kind = _NONLINEARITIES[name]
     return kind(inplace=True) if inplace and kind is not nn.Tanh else kind()
 
 
 class Encoder(nn.Sequential):
-    """The layers that map one observation [N,*] to features [N,output_size].
+    """The layers that map an observation [N,*] to features [N,output_size].
 
     Args:
-        layers: In their order.
-        output_size: Of the last one.
-        num_image_layers: How many of the first ones see images, the very first of which only arranges them. On a CPU
-            they take `IMAGES_AT_ONCE` at most, and several threads take equal shares: what passes between layers then
-            stays in the cache, and the memory of a training step is half.
+        layers: layers in order.
+        output_size: number of features of the last layer.
+        num_image_layers: number of first layers with images; the very first only arranges them. A CPU takes
+            `IMAGES_AT_ONCE` at most, and threads take equal shares: tensors between layers stay in the cache, and a
+            training step needs half the memory.
 
     Attributes:
-        threads: which share images on a CPU.
+        threads: number of threads that share images on a CPU.
     """
 
     def __init__(self, layers: Sequence[nn.Module], output_size: int, num_image_layers: int = 0) -> None:
@@ -72,7 +72,7 @@ class Encoder(nn.Sequential):
         self._bytes: Bytes | None = None
 
     def scale_with(self, scaling: InputScaling) -> None:
-        """Take images as bytes from now on too, and scale them here: on a CPU a few at a time, never kept as floats."""
+        """Accept images of bytes too, and scale them here: on a CPU a few at a time, never kept as floats."""
         first = self[1]
         self._bytes = Bytes(scaling, self[0], first if isinstance(first, FirstConv2d) else None)
 
@@ -81,8 +81,9 @@ class Encoder(nn.Sequential):
         if not self.num_image_layers:
             return _through(self, x)
         at_once = IMAGES_AT_ONCE[computed_in(x)] if x.device.type == "cpu" else len(x)
-        if self._estimates:
-            with parametrize.cached():  # one estimate for all parts of a pass
+        if self.training and any(parametrize.is_parametrized(part) for part in self.modules()):
+            # A pass continues the estimates of spectral norms: one estimate for all parts, and a single thread.
+            with parametrize.cached():
                 return self._forward(self._ready(x)[0], at_once, x)
         layers, trained = self._ready(x)
         forward = partial(self._forward, layers, at_once)
@@ -98,11 +99,6 @@ class Encoder(nn.Sequential):
         are_bytes = self._bytes is not None and not x.is_floating_point()
         layers, trained = zip(*(_rounded(layer, dtype, are_bytes) for layer in self), strict=True)
         return list(layers), [tensor for tensors in trained for tensor in tensors]
-
-    @property
-    def _estimates(self) -> bool:
-        """Return whether a pass goes on with estimates of spectral norms: a thread must not change those of another."""
-        return self.training and any(parametrize.is_parametrized(part) for part in self.modules())
 
     def _forward(self, layers: Sequence[Layer], at_once: int, x: Tensor) -> Tensor:
         """Encode x in this thread alone."""
@@ -124,10 +120,10 @@ class Encoder(nn.Sequential):
 
 
 def share_images(module: nn.Module, threads: int) -> bool:
-    """Let encoders of images in a module, if there are any, have that many threads and operations of torch only one.
+    """Share images among `threads`, and run operations of torch on one thread; return whether encoders exist.
 
-    What else there is to do is too little to be divided: with both kinds of threads an image of Pong in batches of 256
-    took two cores 3 % longer, and where threads that wait for work spin a third longer.
+    The rest of the work is too small to be divided: with both kinds of threads an image of Pong in batches of 256 took
+    two cores 3 % longer, and a third longer where waiting threads spin.
     """
     encoders = [part for part in module.modules() if isinstance(part, Encoder) and part.num_image_layers]
     for encoder in encoders:
@@ -138,10 +134,10 @@ def share_images(module: nn.Module, threads: int) -> bool:
 
 
 def _rounded(layer: nn.Module, dtype: torch.dtype, are_bytes: bool) -> tuple[Layer, list[Tensor]]:
-    """Return a layer for images (of bytes or not) with weights rounded and arranged, and its tensors that are trained.
+    """Return a layer with rounded and arranged weights for images, and its trained tensors.
 
-    Preparing once, not for every few images of every thread, saves 7 of 280 us per image to train on (Pong, batches of
-    256) with one thread, 23 of 231 with two.
+    Preparing once, not for every few images of every thread, saves 7 of 280 us per trained image (Pong, batches of 256)
+    with one thread, 23 of 231 with two.
     """
     if not isinstance(layer, nn.Conv2d | nn.Linear):
         return layer, list(layer.parameters())
@@ -170,7 +166,7 @@ def _through(layers: Iterable[Layer], x: Tensor) -> Tensor:
 
 
 def build_mlp(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the net for observations that are no images."""
+    """Build the net for observations that are not images."""
     return mlp_encoder(shape, config.encoder_mlp_layers, config.nonlinearity)
 
 
@@ -198,11 +194,8 @@ def _extra_layer_sizes(config: ModelConfig) -> Shape:
     return (config.hidden_size,) * config.encoder_extra_fc_layers
 
 
-# What the builders are made of.
-
-
 def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
-    """Build a net that flattens, then has one Linear layer and nonlinearity per entry of `layer_sizes`."""
+    """Build a net that flattens, then has a Linear layer and a nonlinearity per entry of `layer_sizes`."""
     layers, size = _linear_layers(torch.Size(shape).numel(), layer_sizes, activation)
     if len(shape) == 1:
         return Encoder(layers, size)
@@ -280,7 +273,6 @@ class DictEncoder(nn.Module):
 
 
 def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Return the layers before the first convolution, and the channels it sees."""
     first = is_channels_first(shape)
     return [ChannelsLast(first)], shape[0] if first else shape[2]
 

@@ -1,4 +1,4 @@
-"""All weights of a module in one vector, so that publishing, fetching, clipping and Adam are one call each."""
+"""All weights of a module in one vector: publishing, fetching, clipping and Adam are one call each."""
 
 from collections.abc import Iterable
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 class FlatModule:
-    """All parameters, then all float buffers, of a module as views of one float32 vector.
+    """All parameters, then all float buffers, of a module as views of a float32 vector.
 
     Attributes:
-        module: the module, its tensors now views.
-        flat: [P] the vector.
-        num_parameters: length of the prefix that is trained.
+        module: module whose tensors are views.
+        flat: [P] vector.
+        num_parameters: length of the trained prefix.
         table: (name, shape) of every view, in order.
     """
 
@@ -30,10 +30,9 @@ class FlatModule:
         self._originals: list[Tensor] = []
 
     def compute_with_copies(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-        """Let the module compute with copies of some parameters in another type; only `load` brings them up to date.
+        """Let the module compute with copies of parameters in another type; only `load` updates the copies.
 
-        Kernels have their channels last in memory, where convolutions would put them at every call. The versions of
-        the parameters tell when they change.
+        Kernels have the channels last in memory, the layout of convolutions. Versions of the parameters report changes.
         """
         for parameter in parameters:
             layout = torch.channels_last if parameter.dim() == 4 else torch.contiguous_format
@@ -43,19 +42,19 @@ class FlatModule:
 
     @torch.no_grad()
     def load(self, weights: NDArray[np.float32]) -> None:
-        """Take over a vector of weights [P]."""
+        """Copy a vector of weights [P]."""
         self.flat.copy_(torch.from_numpy(weights))
         if self._copies:
             torch._foreach_copy_(self._copies, self._originals)  # into the parameters, which count their versions
 
     @property
     def parameter_table(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the part of the table that describes the parameters."""
+        """Return the table of the parameters."""
         return self.table[: len(list(self.module.parameters()))]
 
 
 def split(flat: Tensor, table: list[tuple[str, tuple[int, ...]]]) -> list[Tensor]:
-    """Return the views of a flat vector that a table describes."""
+    """Return the views of a flat vector in a table."""
     views, start = [], 0
     for _, shape in table:
         size = int(np.prod(shape, dtype=np.int64))

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
-from functools import cache, partial
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from appo.algorithms.ops.normalization import normalize
 from appo.envs.spec import is_channels_first
 
 CLIP = 10.0
-"""Bound of a standardised observation, in standard deviations."""
+"""Bound of a standardized observation, in standard deviations."""
 
 IMAGES_AT_ONCE = {torch.float32: 32, torch.bfloat16: 64}
-"""Of an encoder on a CPU, by what it computes with."""
+"""Images that an encoder on a CPU takes at a time, by type of computation."""
 
 WORD = 4
-"""Bytes that are moved as one."""
+"""Bytes moved together."""
 
 
 class InputScaling(nn.Module):
-    """Shifts and scales one observation, as float32; the tensor it is given is never changed.
+    """Shifts and scales an observation to float32, in new memory.
 
-    With running statistics the constants are only what the statistics start from: the statistics are those of the raw
-    observation, and standardising cancels any constant shift and scale. Without them the constants stay.
+    With running statistics the constants are only initial values: standardization cancels any constant shift and scale.
 
     Args:
-        shape: The observation of one row.
-        subtract_mean, scale: The constants of x -> (x - subtract_mean) / scale.
-        running: Keep `mean` and `inv_std` [*shape] as buffers and clip the result to +-`CLIP`.
+        shape: shape of the observation of one row.
+        subtract_mean, scale: constants of x -> (x - subtract_mean) / scale.
+        running: keep `mean` and `inv_std` [*shape] as buffers and clip the result to +-`CLIP`.
     """
 
     mean: Tensor
@@ -56,7 +51,7 @@ class InputScaling(nn.Module):
         return self.write(x, torch.empty_like(x, dtype=torch.float32))
 
     def write(self, x: Tensor, out: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """Scale x [N,*shape], or its blocks, into out, a tensor of floats of the same shape, and return it."""
+        """Scale x [N,*shape], or blocks of x, into `out`, floats of the same shape; return `out`."""
         out.copy_(x)  # first: arithmetic on mixed types takes three times as long as both passes over the memory
         if self.running:
             mean, inv_std = self.mean, self.inv_std
@@ -71,23 +66,23 @@ class InputScaling(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """Shows images as [N,C,H,W] with the channels last in memory, where convolutions on CPUs are fastest."""
+    """Arranges images as [N,C,H,W] with channels last in memory, the fastest layout for convolutions on CPUs."""
 
     def __init__(self, channels_first: bool) -> None:
         super().__init__()
         self.channels_first = channels_first
 
     def forward(self, x: Tensor) -> Tensor:
-        """Arrange x [N,C,H,W] or [N,H,W,C]; the latter without copying it."""
+        """Arrange x [N,C,H,W] or [N,H,W,C]; only the former is copied."""
         x = x if self.channels_first else x.permute(0, 3, 1, 2)
         return x.contiguous(memory_format=torch.channels_last)
 
 
 class FlattenImages(nn.Flatten):
-    """Shows images [N,C,H,W] as rows [N,C*H*W]; their gradient has the channels last in memory, as the images have.
+    """Flattens images [N,C,H,W] to [N,C*H*W]; the gradient has channels last in memory like the images.
 
-    The backward pass of ELU takes 8 us per image where gradient and output lie in different orders, and makes the next
-    convolution rearrange the result (VizDoom, bf16); arranging the gradient takes 2. ReLU does not mind.
+    The backward pass of ELU takes 8 us per image if gradient and output have different layouts, and the next
+    convolution rearranges the result (VizDoom, bf16); arranging the gradient takes 2. ReLU does not care.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,15 +94,15 @@ class FlattenImages(nn.Flatten):
 
 
 class Blocks:
-    """Cuts images into blocks of side x side pixels, and puts the numbers of each in a row ("space to depth").
+    """Cuts images into blocks of side x side pixels, the numbers of each block in a row ("space to depth").
 
-    In which order they stand there is of no interest, as long as it is the same for images, for kernels, and for all
-    that is taken from each pixel: it is the one in which bytes can be moved by words.
+    The order within a row does not matter if images, kernels and statistics share the order; this order moves bytes by
+    words.
 
     Args:
-        side: Of a block, in pixels.
-        channels: Of an image.
-        channels_first: Whether images are [N,C,H,W] or [N,H,W,C].
+        side: side of a block in pixels.
+        channels: channels of an image.
+        channels_first: whether images are [N,C,H,W] or [N,H,W,C].
     """
 
     def __init__(self, side: int, channels: int, channels_first: bool) -> None:
@@ -117,7 +112,7 @@ class Blocks:
         self._word = WORD if self._width % WORD == 0 else 1
 
     def of(self, images: Tensor) -> Tensor:
-        """Return blocks [N,rows,columns,depth] of images; pixels beyond the last whole block are left out."""
+        """Return blocks [N,rows,columns,depth] of images, without pixels beyond the last whole block."""
         lines = images if self.channels_first else images.flatten(2)[:, None]
         num_images, planes, height, width = lines.shape
         rows, columns = height // self.side, width // self._width
@@ -132,25 +127,24 @@ class Blocks:
         return words.reshape(num_images, rows, columns, self.depth)
 
     def of_planes(self, x: Tensor) -> Tensor:
-        """Return blocks [N,depth,rows,columns] of x [N,C,H,W], images or kernels, whatever the layout of images."""
+        """Return blocks [N,depth,rows,columns] of x [N,C,H,W], images or kernels."""
         return self.of(x if self.channels_first else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def computed_in(x: Tensor) -> torch.dtype:
-    """Return the type in which layers compute with images x now; bf16 on a CPU: the first convolution takes blocks."""
+    """Return the type of computation for images x; with bf16 on a CPU the first convolution takes blocks."""
     is_autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     return torch.get_autocast_dtype("cpu") if is_autocast else torch.float32
 
 
 class FirstConv2d(nn.Conv2d):
-    """A convolution of few channels by a kernel that is a multiple of its stride.
+    """A convolution of few channels by a kernel that is a multiple of the stride.
 
-    In bf16 on a CPU it is computed with a kernel 1/stride as large over blocks of stride x stride pixels: the same
-    products and sums, but over so many channels that the matrix units of the processor are full. Its weight is the
-    usual one, [O,C,k,k].
+    In bf16 on a CPU, blocks of stride x stride pixels are convolved by a kernel 1/stride as large: the same products
+    and sums, over enough channels to fill the matrix units of the processor. The weight is the usual [O,C,k,k].
 
     Attributes:
-        divisor: What the kernel has to be divided by for blocks as they come, because they were not.
+        divisor: divisor of the kernel for undivided blocks.
     """
 
     def __init__(self, channels: int, out_channels: int, kernel: int, stride: int, channels_first: bool) -> None:
@@ -160,14 +154,14 @@ class FirstConv2d(nn.Conv2d):
         self._kept: tuple[tuple[int, bool], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns]."""
+        """Convolve images x [N,C,H,W] or blocks [N,depth,rows,columns]."""
         are_blocks, dtype = x.shape[1] != self.in_channels, computed_in(x)
         if dtype == torch.float32 and not are_blocks:
             return super().forward(x)
         return self.convolve(x, self.kernel(dtype, divided=are_blocks), self.bias)
 
     def kernel(self, dtype: torch.dtype, *, divided: bool) -> Tensor:
-        """Return the kernel for blocks [O,depth,k/stride,k/stride], divided or not."""
+        """Return the kernel for blocks [O,depth,k/stride,k/stride]."""
         if self.weight.dtype == torch.float32:
             return self._for_blocks(self.weight.to(dtype), divided)  # rounded first, as weights to act with are
         # A copy to act with, see `FlatModule.compute_with_copies`: it is written in place, and seldom.
@@ -180,19 +174,13 @@ class FirstConv2d(nn.Conv2d):
         return self.blocks.of_planes(weight / self.divisor if divided else weight)
 
     def convolve(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve images x [N,C,H,W], or their blocks [N,depth,rows,columns], with a kernel for blocks."""
+        """Convolve images x [N,C,H,W] or blocks [N,depth,rows,columns] with a kernel for blocks."""
         blocks = self.blocks.of_planes(x.to(kernel.dtype)) if x.shape[1] == self.in_channels else x
         return nn.functional.conv2d(blocks, kernel, bias)
 
 
 class Bytes:
-    """Prepares images of bytes for the first convolution on a CPU, and keeps what its gradient needs of them.
-
-    Args:
-        scaling: To floats; the module belongs to the model.
-        arrange: The channels last.
-        first: The first convolution, if it takes blocks in bf16.
-    """
+    """Prepares images of bytes for the first convolution on a CPU, and keeps bytes for the gradient."""
 
     def __init__(self, scaling: InputScaling, arrange: nn.Module, first: FirstConv2d | None) -> None:
         self.scaling, self.arrange = scaling, arrange
@@ -203,9 +191,9 @@ class Bytes:
         self._scratch: dict[int, Tensor] = {}  # by thread
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Return images as floats, or in bf16 the blocks for the first convolution, until the thread's next call.
+        """Return images as floats, or as bf16 blocks, valid until the thread's next call.
 
-        New memory for each would leave holes between what is kept.
+        New memory for each call would leave holes between kept tensors.
         """
         return self._prepare(images, computed_in(images))
 
@@ -241,9 +229,10 @@ class Bytes:
         return scratch[: shape[0]]
 
     def kept(self, images: Tensor, prepared: Tensor) -> AbstractContextManager[object]:
-        """Keep bytes for a gradient in place of the images prepared of them, and prepare those once more for it.
+        """Keep bytes instead of prepared images for a gradient, and prepare the images again for it.
 
-        The bytes are there anyway; floats take four times as much, of a large minibatch more than all else together.
+        Bytes are in memory anyway; floats take four times as much, in a large minibatch more than everything else
+        together.
         """
         memory, dtype = prepared.untyped_storage().data_ptr(), prepared.dtype
 
@@ -256,90 +245,3 @@ class Bytes:
             return self._prepare(images, dtype) if tensor is None else tensor
 
         return saved_tensors_hooks(pack, unpack)
-
-
-# Rows of a batch on several cores: each part on a thread of its own, forward and backward.
-#
-# Threads within one operation wait for each other at its end, thousands of times per minibatch: beside actors that take
-# a core from them now and then, two were slower than one (Pong, 4 epochs, 2 cores: 145 samples/s instead of 195; side
-# by side 260). Parts have nothing to wait for but each other's end.
-
-
-Result = TypeVar("Result")
-
-Rows = Callable[[Tensor], Tensor]
-"""Maps rows [N,*] to rows [N,*], each for itself."""
-
-
-def side_by_side(function: Rows, parts: Sequence[Tensor], trained: Sequence[Tensor]) -> Tensor:
-    """Apply a function to each part [n,*] on a thread of its own; return the results as one [N,*].
-
-    Gradients flow to the tensors to be trained with which it does that, if they require any, and none to the parts;
-    they are added up in the order of the parts, so that the result does not depend on which thread is faster.
-    """
-    if not torch.is_grad_enabled():
-        return torch.cat(_on_threads(function, parts))
-    required = [tensor for tensor in trained if tensor.requires_grad]
-    features: Tensor = _SideBySide.apply(function, parts, *required)  # type: ignore[no-untyped-call]
-    return features
-
-
-class _SideBySide(torch.autograd.Function):
-    """Gives every part a graph of its own, so that its thread can go through it backward too."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Rows, parts: Sequence[Tensor], *trained: Tensor) -> Tensor:
-        with torch.enable_grad():
-            ctx.features = _on_threads(function, parts)
-        ctx.trained = trained
-        return torch.cat([features.detach() for features in ctx.features])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        def differentiate(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-            features, of_features = pair
-            gradients: tuple[Tensor, ...] = torch.autograd.grad(features, ctx.trained, of_features)
-            return gradients
-
-        pieces = torch.split(gradient, [len(features) for features in ctx.features])
-        first, *others = _on_threads(differentiate, list(zip(ctx.features, pieces, strict=True)))
-        del ctx.features
-        for other in others:
-            for total, term in zip(first, other, strict=True):
-                total.add_(term)
-        return (None, None, *first)
-
-
-def _on_threads(function: Callable[[Any], Result], arguments: Sequence[Any]) -> list[Result]:
-    """Return the results for all arguments, computed at the same time and in the modes of this thread."""
-    modes = _Modes()
-
-    def call(argument: Any) -> Result:
-        with modes.here():
-            return function(argument)
-
-    return list(_threads(len(arguments)).map(call, arguments))
-
-
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "side_by_side", initializer=torch.set_num_threads, initargs=(1,))
-
-
-class _Modes:
-    """The modes that torch keeps per thread and on which a result depends."""
-
-    def __init__(self) -> None:
-        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.autocast = torch.is_autocast_enabled("cpu")
-        self.dtype = torch.get_autocast_dtype("cpu")
-
-    def here(self) -> ExitStack:
-        """Let this thread have these modes while entered."""
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode(self.inference))
-        stack.enter_context(torch.set_grad_enabled(self.grad))
-        # Its cache of weights is one for all threads: gradients would depend on who of them comes first.
-        stack.enter_context(torch.autocast("cpu", self.dtype, enabled=self.autocast, cache_enabled=False))
-        return stack

@@ -23,20 +23,13 @@ from appo.algorithms.models.images import CLIP, InputScaling
 from appo.algorithms.models.q_network import QNetwork
 
 Array = NDArray[Any]
-Activation = Callable[[Array], None]
+Activation = Callable[[Array], object]
+"""Transforms an array in place."""
 Derivative = Callable[[Array, Array, Array], None]
-"""(gradient, output, scratch): multiply the gradient in place by the derivative, which the output alone decides."""
+"""(gradient, output, scratch): multiply the gradient in place by the derivative at the output."""
 
 MAX_WEIGHTS = 1 << 17
-"""Larger networks are all arithmetic, and torch's is at least as good. Half a megabyte stays in the cache of a core."""
-
-
-def _tanh(x: Array) -> None:
-    np.tanh(x, out=x)
-
-
-def _relu(x: Array) -> None:
-    np.maximum(x, 0.0, out=x)
+"""Limit of weights: larger networks are pure arithmetic, torch's strength. Half a megabyte fits a core's cache."""
 
 
 def _elu(x: Array) -> None:
@@ -64,8 +57,8 @@ def _elu_derivative(gradient: Array, out: Array, scratch: Array) -> None:
 
 
 _ACTIVATIONS: dict[type[nn.Module], tuple[Activation, Derivative]] = {
-    nn.Tanh: (_tanh, _tanh_derivative),
-    nn.ReLU: (_relu, _relu_derivative),
+    nn.Tanh: (lambda x: np.tanh(x, out=x), _tanh_derivative),
+    nn.ReLU: (lambda x: np.maximum(x, 0.0, out=x), _relu_derivative),
     nn.ELU: (_elu, _elu_derivative),
 }
 
@@ -80,11 +73,9 @@ class _Layer(NamedTuple):
 
 
 class NumpyMlp:
-    """The twin of a `TowerActorCritic` of plain MLPs, in numpy, for R rows; make it with `numpy_mlp`.
+    """The twin of a `TowerActorCritic` of plain MLPs, in numpy, for R rows; made by `numpy_mlp`.
 
-    Args:
-        model: its weights and buffers must stay where they are, as those of a `FlatModule` do.
-        rows: R.
+    Weights and buffers of the model keep their place, as in a `FlatModule`.
     """
 
     def __init__(self, model: TowerActorCritic, rows: int) -> None:
@@ -100,7 +91,7 @@ class NumpyMlp:
         self._return_mean, self._return_std = _view(model.return_mean), _view(model.return_std)
 
     def act(self, obs: Array, logits: Array, value: Array) -> None:
-        """Fill logits [R, L] and value [R], in units of return, from obs [R, *] as the environment gave it."""
+        """Fill logits [R, L] and value [R], in units of return, from unscaled obs [R, *]."""
         x = self._scale(obs)
         features = _forward(self._actor, x)
         self._policy(features, logits)
@@ -113,21 +104,21 @@ class NumpyMlp:
 
 
 class NumpyMlpTraining(NumpyMlp):
-    """A `NumpyMlp` that also leaves the gradients of its weights where autograd would.
+    """A `NumpyMlp` that leaves gradients of the weights where autograd does.
 
-    Args:
-        model: its gradients exist, and stay where they are.
-        rows: R, of which the last serve only to bootstrap values.
-        trained: M, the number of first rows that get a gradient.
+    The first M = `trained` rows have a gradient; the rest only bootstrap values. The model's gradients keep their
+    place.
     """
 
     def __init__(self, model: TowerActorCritic, rows: int, trained: int) -> None:
         super().__init__(model, rows)
         self._model, self._trained = model, trained
-        self._logits = np.empty((rows, sum(model.policy_head.output_sizes) + self._num_free(model)), np.float32)
+        head = model.policy_head
+        num_logits = sum(head.output_sizes) + (0 if head.log_stddev is None else sum(head.gaussian_sizes))
+        self._logits = np.empty((rows, num_logits), np.float32)
 
     def unroll(self, obs: Array) -> tuple[Array, Array]:
-        """Return logits [M, L] and values [R], in the units of the value head, of obs [R, *], until the next call."""
+        """Return logits [M, L] and values [R] in units of the value head for obs [R, *], valid until the next call."""
         self._x = self._scale(obs)
         self._policy(_forward(self._actor, self._x), self._logits)
         features = self._features(self._actor)
@@ -138,7 +129,7 @@ class NumpyMlpTraining(NumpyMlp):
         return self._logits[: self._trained], self._value_row
 
     def backward(self, logits: Array, value: Array) -> None:
-        """Set all gradients of the weights from those of the logits [M, L] and of the values [M]."""
+        """Set all gradients of the weights from gradients of the logits [M, L] and values [M]."""
         head, value_head = self._model.policy_head, self._model.value_head
         outputs = self._outputs(logits)
         through_actor = _linear_backward(head.linear, self._features(self._actor)[: self._trained], outputs)
@@ -153,11 +144,6 @@ class NumpyMlpTraining(NumpyMlp):
     def _features(self, layers: list[_Layer]) -> Array:
         return layers[-1].out if layers else self._x
 
-    @staticmethod
-    def _num_free(model: TowerActorCritic) -> int:
-        """Return how many log deviations are no outputs of the policy's layer."""
-        return 0 if model.policy_head.log_stddev is None else sum(model.policy_head.gaussian_sizes)
-
     def _outputs(self, logits: Array) -> Array:
         """Return the gradient of the outputs of the policy's layer; set that of free deviations."""
         head = self._model.policy_head
@@ -170,11 +156,9 @@ class NumpyMlpTraining(NumpyMlp):
 
 
 class NumpyQNetwork:
-    """The twin of a `QNetwork` of an MLP and one branch, in numpy, for R rows; make it with `numpy_q_network`.
+    """The twin of a `QNetwork` of an MLP and one branch, in numpy, for R rows; made by `numpy_q_network`.
 
-    Args:
-        model: its weights and buffers stay where they are, and its gradients, if it is to be trained.
-        rows: R.
+    Weights, buffers and gradients (for training) of the model keep their place.
     """
 
     def __init__(self, model: QNetwork, rows: int) -> None:
@@ -184,7 +168,7 @@ class NumpyQNetwork:
         self._q = np.empty((rows, self._bias.size), np.float32)
 
     def forward(self, obs: Array) -> Array:
-        """Return Q [R, L] of obs [R, *] as the environment gave it, until the next call."""
+        """Return Q [R, L] for unscaled obs [R, *], valid until the next call."""
         self._x = self._scale(obs)
         features = _forward(self._layers, self._x)
         q = np.add(np.matmul(features, self._weight, out=self._q), self._bias, out=self._q)
@@ -195,7 +179,7 @@ class NumpyQNetwork:
         return q
 
     def backward(self, gradient: Array) -> None:
-        """Set all gradients of the weights from that of Q [R, L]."""
+        """Set all gradients of the weights from the gradient of Q [R, L]."""
         features = self._layers[-1].out if self._layers else self._x
         if self._model.dueling:
             value = gradient.sum(axis=1, keepdims=True)
@@ -207,19 +191,19 @@ class NumpyQNetwork:
 
 
 def numpy_q_network(model: QNetwork, rows: int) -> NumpyQNetwork | None:
-    """Return the numpy twin of a network of values, or None where there is none."""
+    """Return the numpy twin of a network of values; None if the network is not simple."""
     is_simple = type(model) is QNetwork and len(model.sizes) == 1 and _is_small(model)
     heads = [model.q_head, *([model.value_head] if model.dueling else [])] if is_simple else []
     return NumpyQNetwork(model, rows) if is_simple and _is_usual(model, heads) else None
 
 
 def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
-    """Return the numpy twin of a model, or None where there is none."""
+    """Return the numpy twin of a model; None if the model is not simple."""
     return NumpyMlp(model, rows) if isinstance(model, TowerActorCritic) and has_numpy_twin(model) else None
 
 
 def has_numpy_twin(model: nn.Module) -> bool:
-    """Return whether a model is on the CPU, small, and nothing but MLPs of one observation."""
+    """Return whether a model is on the CPU, small, and only MLPs of one observation."""
     if type(model) is not TowerActorCritic or not _is_small(model):
         return False
     head = model.policy_head
@@ -227,7 +211,7 @@ def has_numpy_twin(model: nn.Module) -> bool:
 
 
 def _is_usual(model: ActorCritic, heads: list[nn.Linear]) -> bool:
-    """Return whether all parts are of exactly the classes that are written out here, and nothing hangs on them."""
+    """Return whether all parts have exactly the supported classes, without hooks."""
     if any(type(head) is not nn.Linear for head in heads) or type(model.scaling_of(model.keys[0])) is not InputScaling:
         return False
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -235,14 +219,13 @@ def _is_usual(model: ActorCritic, heads: list[nn.Linear]) -> bool:
 
 
 def _is_small(model: ActorCritic) -> bool:
-    """Return whether a model is on the CPU, with one observation and few weights."""
     if len(model.keys) != 1 or model.return_mean.device.type != "cpu":
         return False
     return sum(parameter.numel() for parameter in model.parameters()) <= MAX_WEIGHTS
 
 
 def _is_plain(tower: Tower) -> bool:
-    """Return whether a tower is one MLP; a layer with spectral norm is of another class than Linear."""
+    """Return whether a tower is one MLP; a layer with spectral norm has another class than Linear."""
     encoder = tower.encoder
     if type(tower) is not Tower or tower.bf16 or type(tower.core) is not IdentityCore:
         return False
@@ -283,7 +266,7 @@ def _forward(layers: list[_Layer], x: Array) -> Array:
 
 
 def _backward(layers: list[_Layer], x: Array, gradient: Array) -> None:
-    """Set the gradients of a tower's weights from that of its features [M, F], which is overwritten."""
+    """Set the gradients of a tower's weights from the gradient of its features [M, F], which is overwritten."""
     scratch = np.empty_like(gradient)
     for i in range(len(layers) - 1, -1, -1):
         layer, rows = layers[i], len(x)
@@ -295,20 +278,19 @@ def _backward(layers: list[_Layer], x: Array, gradient: Array) -> None:
 
 
 def _linear_backward(linear: nn.Linear, x: Array, gradient: Array, *, further: bool = True) -> Array:
-    """Set the gradients of a layer from that of its outputs [M, out]; return that of its inputs [M, in], if wanted."""
+    """Set a layer's gradients from that of outputs [M, out]; return that of inputs [M, in] if `further`."""
     np.matmul(gradient.T, x, out=_gradient(linear.weight))
     np.add.reduce(gradient, axis=0, out=_gradient(linear.bias))
     return np.matmul(gradient, _view(linear.weight)) if further else gradient
 
 
 def _gradient(parameter: Tensor) -> Array:
-    """Return the array where autograd would leave the gradient."""
     assert parameter.grad is not None
     return _view(parameter.grad)
 
 
 def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
-    """Make the function of (features, logits) that fills the logits as `PolicyHead.forward` computes them."""
+    """Make the function of (features, logits) that fills logits like `PolicyHead.forward`."""
     weight, bias = _view(head.linear.weight).T, _view(head.linear.bias)
     if head.log_stddev is None:
 
@@ -336,7 +318,7 @@ def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
 
 
 def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:
-    """Make the function that scales an observation [R, *] to [R, D] float32 as `InputScaling.forward` does."""
+    """Make the function that scales an observation [R, *] to [R, D] float32 like `InputScaling.forward`."""
     if scaling.running:
         mean, inv_std = _view(scaling.mean).reshape(-1), _view(scaling.inv_std).reshape(-1)
         out = np.empty((rows, mean.size), np.float32)
@@ -361,5 +343,4 @@ def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:
 
 @torch.no_grad()
 def _view(tensor: Tensor) -> Array:
-    """Return the numbers of a weight where they are."""
     return tensor.detach().numpy()

@@ -1,4 +1,4 @@
-"""The network of Q-learning: a value of every choice, on the encoders and cores that actor-critics have."""
+"""The network of Q-learning: a value of every choice, on the encoders and cores of actor-critics."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from torch import Tensor, nn
 from appo.algorithms.models.actor_critic import ActorCritic, Tower, model_inputs
 from appo.algorithms.models.build import build_tower
 from appo.algorithms.models.config import ModelConfig
-from appo.algorithms.models.encoders import DictEncoder, Observations
+from appo.algorithms.models.encoders import Observations
 from appo.algorithms.ops import q_learning
 from appo.envs.spec import MASK_KEY, EnvSpec
 from appo.utils.errors import UsageError
 
 OUTPUT_GAIN = 0.01
-"""Of the last layers: all values begin near 0, so that the first maximum overestimates little."""
+"""Gain of the last layers: values begin near 0, so the first maximum overestimates little."""
 
 
 class QNetwork(ActorCritic):
-    """Values of all choices, which stand in the place of logits: the most probable action is the greedy one.
-
-    Args:
-        env_spec: of the environment, whose actions are choices and bins alone.
-        config: says how observations are scaled.
-        tower: encoder and core.
-        dueling: the values are a state's and an advantage of every choice.
+    """Values of all choices in place of logits: the most probable action is the greedy one.
 
     Attributes:
         sizes: choices of every branch.
@@ -52,10 +46,7 @@ class QNetwork(ActorCritic):
         for head in heads:
             nn.init.orthogonal_(head.weight, gain=OUTPUT_GAIN)
             nn.init.zeros_(head.bias)
-        for key, encoder in tower.encoder.items() if isinstance(tower.encoder, DictEncoder) else ():
-            if encoder.num_image_layers and not env_spec.observations[key].dtype.startswith("float"):
-                encoder.scale_with(self.scaling_of(key))
-                self.keys_scaled_later |= {key}
+        self.leave_bytes_to_encoders(env_spec)
 
     @property
     def towers(self) -> list[Tower]:
@@ -63,7 +54,7 @@ class QNetwork(ActorCritic):
         return [self.tower]
 
     def allowed(self, obs: Observations, num_batch_dims: int) -> Tensor | None:
-        """Return which choices [..., L] the mask of observations [..., *] allows, bins always; None: there is none."""
+        """Return allowed choices [..., L] from the mask in observations [..., *], bins always; None without a mask."""
         if MASK_KEY not in obs:
             return None
         mask = obs[MASK_KEY].flatten(num_batch_dims) > 0
@@ -79,13 +70,13 @@ class QNetwork(ActorCritic):
         return torch.cat(pieces, dim=-1)
 
     def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q [N, L], the greedy value [N] without a mask, and the next state."""
+        """Return Q [N, L], greedy values [N] without a mask, and the next state."""
         features, rnn_state = self.tower.step(obs, first, rnn_state)
         q = self._q(features)
         return q, self._greedy_value(q), rnn_state
 
     def q_values(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Q [N, L] and the next state; arguments are those of `act`, which computes the greedy values too."""
+        """Return Q [N, L] and the next state; arguments as in `act`."""
         features, rnn_state = self.tower.step(self._scaled_now(obs), first, rnn_state)
         return self._q(features), rnn_state
 
@@ -100,7 +91,7 @@ class QNetwork(ActorCritic):
         return self._q(self.tower.unroll(self._scaled_now(rows), first, rnn_state))
 
     def value_of(self, obs: Observations, logits: Tensor, value: Tensor) -> Tensor:
-        """Return the values [N] of the greedy choices among those that masks allow, in units of the network."""
+        """Return the values [N] of the greedy allowed choices, in units of the network."""
         return self._greedy_value(q_learning.allowed_only(logits, self.allowed(obs, 1)))
 
     def _q(self, features: Tensor) -> Tensor:
@@ -113,10 +104,10 @@ class QNetwork(ActorCritic):
 
 
 def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool) -> QNetwork:
-    """Make the network of an environment; its weights are drawn from torch's global generator.
+    """Make the network of an environment; torch's global generator draws the weights.
 
     Raises:
-        UsageError: the flags name an encoder that cannot read these observations, or bound the values.
+        UsageError: the encoder cannot read the observations, or flags bound the values.
     """
     if config.use_spectral_norm:
         raise UsageError(

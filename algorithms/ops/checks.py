@@ -1,4 +1,4 @@
-"""Shape checks whose errors name the tensor: a wrong call fails at the call, not three operations later."""
+"""Shape checks whose errors name the tensor and fail at the wrong call, not three operations later."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ def require_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> 
     """Check the shape of a tensor.
 
     Args:
-        name: what the caller calls the tensor.
-        tensor: any shape.
-        expected: one size per dimension; None accepts any size there.
+        name: name of the tensor for the caller.
+        tensor: tensor of any shape.
+        expected: a size per dimension; None accepts any size.
 
     Raises:
-        ValueError: the shape differs; names the tensor, what was expected and what came.
+        ValueError: names the tensor, the expected and the actual shape.
     """
     got = tuple(tensor.shape)
     if got == tuple(expected):
@@ -24,10 +24,10 @@ def require_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> 
 
 
 def require_same_shape(**tensors: Tensor) -> None:
-    """Check that all tensors, given by name, have the shape of the first.
+    """Check that all named tensors have the shape of the first.
 
     Raises:
-        ValueError: names the first tensor that differs, its shape, and the shape and name it was compared with.
+        ValueError: names the first differing tensor, both shapes, and the reference.
     """
     (reference, first), *others = tensors.items()
     for name, tensor in others:

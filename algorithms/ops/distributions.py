@@ -45,19 +45,19 @@ class ActionDistribution:
     | kind        | logits                           | action values             |
     |-------------|----------------------------------|---------------------------|
     | categorical | size                             | 1, the index              |
-    | bins        | the same, and no mask covers it  | 1, the index              |
+    | bins        | size, not covered by a mask      | 1, the index              |
     | bernoulli   | size                             | size, each 0 or 1         |
     | gaussian    | size means, size log deviations  | size                      |
-    | tanh_gaussian | the same, before tanh          | size, before tanh         |
+    | tanh_gaussian | as gaussian, before tanh       | size, before tanh         |
 
-    The density of a tanh_gaussian is that of tanh(value), which lies in (-1, 1): Haarnoja et al. 2018, appendix C
-    (arXiv:1801.01290). Its mode is the tanh of the mean, its most probable value before tanh.
+    The density of a tanh_gaussian is the density of tanh(value) in (-1, 1): Haarnoja et al. 2018, appendix C
+    (arXiv:1801.01290). The mode is the tanh of the mean, the most probable value before tanh.
 
     Args:
         parts: (kind, size) of each part.
         logits: [..., L].
         action_mask: [..., M] bool over the logits of all categorical parts, in order; False is never sampled and gets
-            gradient exactly 0. A part with no allowed choice counts as uniform (rows of dead agents look so).
+            gradient exactly 0. A part without an allowed choice counts as uniform (rows of dead agents).
 
     Raises:
         ValueError: an unknown kind, or the last dimension of a tensor does not fit the parts.
@@ -91,13 +91,10 @@ class ActionDistribution:
         return self._joined(part.mode() for part in self._distributions)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Logarithm of the probability (density of real numbers) of an action.
+        """Logarithm of the probability (density of real numbers) of an action, [...] float32.
 
         Args:
             action: [..., A], indices within range also in rows that are masked out later; see `losses.zero_invalid`.
-
-        Returns:
-            [...] float32.
 
         Raises:
             ValueError: the shape does not fit the logits and parts.
@@ -119,11 +116,7 @@ class ActionDistribution:
         return reduce(add, (part.entropy() for part in self._distributions))
 
     def kl(self, other: "ActionDistribution") -> Tensor:
-        """KL(self || other) in nats, summed over the parts, [...] float32.
-
-        Raises:
-            ValueError: the parts differ.
-        """
+        """KL(self || other) in nats, summed over the parts, [...] float32 (ValueError: the parts differ)."""
         if tuple(self.parts) != tuple(other.parts):
             raise ValueError(f"other: expected parts {self.parts}, got {other.parts}")
         return reduce(add, (p.kl(q) for p, q in zip(self._distributions, other._distributions, strict=True)))
@@ -141,8 +134,6 @@ class ActionDistribution:
 
 
 class _Widths(NamedTuple):
-    """How many logits, action values and mask entries something has."""
-
     logits: int
     values: int
     mask: int

@@ -2,6 +2,8 @@
 
 Statistics are kept in float64 (a float32 mean stops moving after 2^24 samples) and used in float32. Nothing here
 changes its arguments: batches are used for several epochs, and one normalized in place is normalized again by each.
+
+Functions of tensors raise ValueError if shapes disagree.
 """
 
 from dataclasses import dataclass
@@ -37,18 +39,12 @@ class Moments:
 
 
 def merge_batch(moments: Moments, x: Tensor, valid: Tensor) -> Moments:
-    """Moments of everything seen so far and the valid rows of a batch.
+    """Return the moments of all earlier samples and the valid rows of a batch; unchanged without a valid row.
 
     Args:
-        moments: of features of shape [*].
-        x: [N, *], N may be 0; what stands in invalid rows, NaN included, has no influence.
+        moments: moments of features of shape [*].
+        x: [N, *], N may be 0; invalid rows, NaN included, have no influence.
         valid: [N] bool.
-
-    Returns:
-        New moments; equal to the old ones when no row is valid.
-
-    Raises:
-        ValueError: shapes disagree.
 
     Source: Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -86,16 +82,13 @@ def inv_std(moments: Moments, eps: float = VARIANCE_EPS) -> Tensor:
 
 
 def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
-    """Compute (x - mean) * inv_std within [-clip, clip], in new memory.
+    """Compute (x - mean) * inv_std within [-clip, clip], in new memory, float32.
 
     Args:
         x: [..., *], never modified.
         mean: [*] float32.
         inv_std: [*] float32.
         clip: limit of the result, in standard deviations; infinity = none.
-
-    Returns:
-        [..., *] float32.
     """
     # The later operations work in place on the fresh result of the first: fresh memory costs more than arithmetic.
     return x.to(torch.float32).sub(mean).mul_(inv_std).clamp_(-clip, clip)

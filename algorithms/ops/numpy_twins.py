@@ -25,36 +25,29 @@ CHOICES = ("categorical", "bins")
 SUPPORTED = (*CHOICES, *REAL)
 
 
-class _Part(NamedTuple):
+class _Slices(NamedTuple):
     kind: str
     size: int
     logits: slice
     values: slice
 
 
-def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Part]:
-    """Where each part lies among the logits and the values of an action."""
+def _laid_out(parts: Sequence[tuple[str, int]]) -> Iterator[_Slices]:
     logit = value = 0
     for kind, size in parts:
         num_logits, num_values = (size, 1) if kind in CHOICES else (2 * size, size)
-        yield _Part(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
+        yield _Slices(kind, size, slice(logit, logit + num_logits), slice(value, value + num_values))
         logit, value = logit + num_logits, value + num_values
 
 
 class ActionSampler:
-    """Draws actions of R rows and their log-probabilities.
-
-    Args:
-        parts: (kind, size) of each part, of the `SUPPORTED` kinds.
-        rows: R.
-        generator: of the random numbers.
-    """
+    """Draws actions of R rows and their log-probabilities; parts have the `SUPPORTED` kinds."""
 
     def __init__(self, parts: Sequence[tuple[str, int]], rows: int, generator: np.random.Generator) -> None:
-        kinds: dict[str, type[_Categorical] | type[_Gaussian]] = {
-            **dict.fromkeys(CHOICES, _Categorical),
-            "gaussian": _Gaussian,
-            "tanh_gaussian": _TanhGaussian,
+        kinds: dict[str, type[_CategoricalSampler] | type[_GaussianSampler]] = {
+            **dict.fromkeys(CHOICES, _CategoricalSampler),
+            "gaussian": _GaussianSampler,
+            "tanh_gaussian": _TanhGaussianSampler,
         }
         self.rows = rows
         self._parts = [
@@ -68,7 +61,7 @@ class ActionSampler:
             log_prob += sampler(logits[:, of_logits], action[:, of_values])
 
 
-class _Categorical:
+class _CategoricalSampler:
     """By the inverse of the distribution function: one random number a row, where Gumbel noise takes one a choice."""
 
     def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
@@ -102,7 +95,7 @@ class _Categorical:
         return self._log_prob
 
 
-class _Gaussian:
+class _GaussianSampler:
     def __init__(self, rows: int, size: int, generator: np.random.Generator) -> None:
         self._size, self._normal = size, generator.standard_normal
         self._log_std, self._std, self._distance = np.empty((3, rows, size), np.float32)
@@ -128,7 +121,7 @@ class _Gaussian:
         return np.add(self._log_prob, self._constant, out=self._log_prob)
 
 
-class _TanhGaussian(_Gaussian):
+class _TanhGaussianSampler(_GaussianSampler):
     def __call__(self, logits: Array, action: Array) -> Array:
         """Return the log-probabilities of the Gaussian under the density of tanh(action)."""
         log_prob = super().__call__(logits, action)
@@ -257,53 +250,3 @@ def most_probable(parts: Sequence[tuple[str, int]], logits: Array, action: Array
 def is_supported(parts: Sequence[tuple[str, int]]) -> bool:
     """Whether an `ActionSampler` can be made for these parts."""
     return all(kind in SUPPORTED for kind, _ in parts)
-
-
-# `returns.py` in numpy: the same targets for learners whose batches are all dispatch.
-
-
-class Steps(NamedTuple):
-    """A trajectory with every invalid row zeroed; see `returns.py` for what each field means."""
-
-    difference: Array  # [T, B] reward + gamma * next value - value
-    value: Array  # [T, B]
-    trace_ends: Array  # [T-1, B] bool
-
-    @classmethod
-    def of(cls, signals: dict[str, Array], value: Array, final_value: Array | None, gamma: float) -> "Steps":
-        """The steps of `reward`, `terminated`, `truncated`, `valid` [T, B], `first` [T+1, B] and a value [T+1, B]."""
-        valid, first, terminated = signals["valid"], signals["first"], signals["terminated"]
-        last_known = value[:-1] if final_value is None else final_value
-        reached = np.where(valid & first[1:], last_known, value[1:])
-        next_value = np.where(valid & ~terminated, reached, np.float32(0.0))
-        present = np.where(valid, value[:-1], np.float32(0.0))
-        reward = np.where(valid, signals["reward"], np.float32(0.0))
-        ends = terminated | signals["truncated"] | first[1:] | ~valid
-        return cls(reward + np.float32(gamma) * next_value - present, present, ends[:-1])
-
-
-def vtrace(
-    steps: Steps, ratio: Array, gamma: float, vtrace_lambda: float, rho_clip: float, c_clip: float
-) -> tuple[Array, Array]:
-    """Advantages and targets [T, B] of `returns.vtrace`; the ratio [T, B] is 0 where a step is invalid."""
-    decay = np.where(
-        steps.trace_ends, np.float32(0.0), np.minimum(ratio[:-1], c_clip) * np.float32(gamma * vtrace_lambda)
-    )
-    correction = _accumulate(np.minimum(ratio, rho_clip) * steps.difference, decay)
-    advantage = steps.difference.copy()
-    advantage[:-1] += np.where(steps.trace_ends, np.float32(0.0), correction[1:]) * np.float32(gamma)
-    return advantage, correction + steps.value
-
-
-def gae(steps: Steps, gamma: float, gae_lambda: float) -> tuple[Array, Array]:
-    """Advantages and targets [T, B] of `returns.gae`."""
-    decay = np.where(steps.trace_ends, np.float32(0.0), np.float32(gamma * gae_lambda))
-    advantage = _accumulate(steps.difference.copy(), decay)
-    return advantage, advantage + steps.value
-
-
-def _accumulate(term: Array, decay: Array) -> Array:
-    """Solve x[t] = term[t] + decay[t] * x[t+1] in place."""
-    for t in range(len(decay) - 1, -1, -1):
-        term[t] += decay[t] * term[t + 1]
-    return term

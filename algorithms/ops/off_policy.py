@@ -1,9 +1,9 @@
-"""Estimates of what a policy would return, from whole episodes that another one has played; arrays of numpy, float64.
+"""Estimates of a policy's return from whole episodes of another policy; numpy arrays of float64.
 
-Episodes of different lengths stand in the rows of one array [E, L], and behind their ends all is 0: rewards, values,
-and the logarithm of the ratio pi(a|s) / mu(a|s), so that the weight of an episode stays what it was at its end.
+Episodes of different lengths are rows of an array [E, L], with zeros behind their ends: rewards, values, and the
+logarithm of the ratio pi(a|s) / mu(a|s), so the weight of an episode keeps its last value.
 
-Every estimate is a sum over K terms, each a mean of the episodes by their weights:
+Every estimate is a sum over K terms, each a weighted mean of the episodes:
 
     V = sum_k  sum_e numerator[e, k] / sum_e denominator[e, k]
 
@@ -60,14 +60,11 @@ def discounts(length: int, gamma: float) -> Floats:
 
 
 def importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Terms:
-    """Per-decision importance sampling: unbiased, and of a variance that grows with the length of episodes.
+    """Per-decision importance sampling: unbiased, with a variance that grows with the length of episodes.
 
         V = mean_e sum_t gamma^t w_t r_t        w_t = prod_{i <= t} pi(a_i|s_i) / mu(a_i|s_i)
 
-    Args:
-        log_ratio: [E, L].
-        reward: [E, L].
-        gamma: discount per step.
+    `log_ratio` and `reward` are [E, L].
 
     Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", eq. 4.
     """
@@ -76,17 +73,14 @@ def importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Term
 
 
 def weighted_importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Terms:
-    """Per-decision weighted importance sampling: biased, consistent, and of far smaller variance.
+    """Per-decision weighted importance sampling: biased, consistent, with a far smaller variance.
 
         V = sum_t gamma^t  sum_e w_t r_t / sum_e w_t
 
-    Args:
-        log_ratio: [E, L].
-        reward: [E, L].
-        gamma: discount per step.
+    `log_ratio` and `reward` are [E, L]. An episode that is over keeps its last weight (Thomas 2015, "Safe reinforcement
+    learning", section 3.8).
 
-    Source: Precup, Sutton, Singh 2000, eq. 5; an episode that is over keeps its last weight (Thomas 2015, "Safe
-        reinforcement learning", section 3.8).
+    Source: Precup, Sutton, Singh 2000, eq. 5.
     """
     summed = np.cumsum(log_ratio, axis=1)
     weight = np.exp(summed - summed.max(axis=0))  # a factor for each t, which cancels
@@ -121,7 +115,7 @@ def of_episodes(values: Floats) -> Terms:
 
 
 def effective_episodes(log_ratio: Floats) -> float:
-    """Return how many episodes of equal weight would be worth as much as those of weights w: (sum w)^2 / sum w^2.
+    """Return the number of equally weighted episodes worth as much as weights w: (sum w)^2 / sum w^2.
 
     Source: Kish 1965, "Survey sampling".
     """

@@ -1,14 +1,13 @@
 """Advantages and value targets of trajectories: V-trace and generalized advantage estimation.
 
-Three things decide what a step may see of the future, and each is stated once, here:
+Three functions decide the future that a step may see:
 
-* `next_value`: the value of the state a step reached, also where the episode was cut by a time limit;
-* `_trace_ends`: where a step knows nothing of the row after it;
-* `_accumulate`: the reverse recursion both estimators share.
+* `next_value`: the value of the reached state, also where a time limit cut the episode; * `_trace_ends`: whether a step
+knows nothing of the next row; * `_accumulate`: the reverse recursion of both estimators.
 
 Rows where `valid` is false may hold anything, NaN included. They are replaced before any arithmetic, because a mask
 applied afterwards lets NaN through (0 * NaN is NaN). No argument is ever changed, and no result carries a gradient:
-targets are constants of the loss.
+targets are constants of the loss. Functions of tensors raise ValueError if shapes disagree.
 """
 
 from typing import NamedTuple
@@ -39,25 +38,19 @@ class _Steps(NamedTuple):
 
 
 def next_value(value: Tensor, terminated: Tensor, first: Tensor, valid: Tensor, final_value: Tensor | None) -> Tensor:
-    """Value of the state that each step reached, in the episode the step belongs to.
+    """Return the value of the state that each step reached, in the episode of the step: [T, B] float32.
 
-    A terminated step has no future, whatever else is said of it. A step that is followed by the first observation of
-    the next episode (SAME_STEP reset) never saw its own last observation in `value`; its value is in `final_value`.
-    Everywhere else row t + 1 is the state that step t reached, also at a time limit (NEXT_STEP reset).
+    Invalid steps have 0. A terminated step has no future. A step followed by the first observation of the next episode
+    (SAME_STEP reset) has its last observation's value in `final_value`, not in `value`. Everywhere else row t + 1 is
+    the state that step t reached, also at a time limit (NEXT_STEP reset).
 
     Args:
         value: [T+1, B]; row T is of the real observation after the last step.
         terminated: [T, B] bool.
-        first: [T+1, B] bool; the observation of that row starts an episode.
+        first: [T+1, B] bool; the observation of the row starts an episode.
         valid: [T, B] bool.
-        final_value: [T, B], read only where `valid[t] and first[t+1]`; without it such a step, if it was truncated,
-            is bootstrapped from its own value (the last one known of its episode).
-
-    Returns:
-        [T, B] float32; 0 where a step is not valid.
-
-    Raises:
-        ValueError: shapes disagree.
+        final_value: [T, B], read only where `valid[t] and first[t+1]`; without it a truncated step of the kind is
+            bootstrapped from its own value (the last known value of its episode).
 
     Source: time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
@@ -107,9 +100,6 @@ def vtrace(  # noqa: PLR0913 - a trajectory has this many signals, and every cal
     Returns:
         Advantage and target. With ratio = 1, both clips >= 1 and lambda = 1 the target is the on-policy return.
 
-    Raises:
-        ValueError: shapes disagree.
-
     Source: Espeholt et al. 2018, arXiv:1802.01561, eq. 1 and remarks 1 and 2.
     """
     require_same_shape(reward=reward, ratio=ratio)
@@ -135,28 +125,10 @@ def gae(  # noqa: PLR0913 - a trajectory has this many signals, and every call n
     gamma: float,
     gae_lambda: float,
 ) -> Returns:
-    """Generalized advantage estimates and the returns they imply.
+    """Generalized advantage estimates and their returns; arguments as in `vtrace`, and `gae_lambda` in [0, 1].
 
-    A terminated step has no future; a truncated one is bootstrapped from the state it reached, and nothing is
-    carried over from the episode that follows. The target is advantage + value (the lambda-return), not the
-    discounted sum of rewards.
-
-    Args:
-        reward: [T, B].
-        value: [T+1, B], one row more than there are steps.
-        terminated: [T, B] bool, the episode ended in a state without a future.
-        truncated: [T, B] bool, the episode was cut, by a time limit for example.
-        valid: [T, B] bool, the step was really taken.
-        first: [T+1, B] bool, the observation of that row starts an episode.
-        final_value: [T, B], for environments that reset in the same step; see `next_value`.
-        gamma: discount per step, in [0, 1].
-        gae_lambda: mixing of n-step estimates, in [0, 1].
-
-    Returns:
-        Advantage and target.
-
-    Raises:
-        ValueError: shapes disagree.
+    A terminated step has no future; a truncated one is bootstrapped from the reached state, and nothing is carried over
+    from the next episode. The target is advantage + value (the lambda-return), not the discounted sum of rewards.
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
@@ -202,15 +174,7 @@ def _trace_ends(terminated: Tensor, truncated: Tensor, valid: Tensor, first: Ten
 
 
 def _accumulate(term: Tensor, decay: Tensor) -> Tensor:
-    """Solve x[t] = term[t] + decay[t] * x[t+1] for t < T-1 from x[T-1] = term[T-1].
-
-    Args:
-        term: [T, B].
-        decay: [T-1, B].
-
-    Returns:
-        x, [T, B], in new memory.
-    """
+    """Solve x[t] = term[t] + decay[t] * x[t+1] for t < T-1 from x[T-1] = term[T-1]; term [T, B], decay [T-1, B]."""
     return _accumulate_rows(term, decay) if term.device.type == "cpu" else _accumulate_on_device(term, decay)
 
 
@@ -234,12 +198,11 @@ def _accumulate_on_device(term: Tensor, decay: Tensor) -> Tensor:
 
 
 def _zero_unless(condition: Tensor, tensor: Tensor) -> Tensor:
-    """A copy with zeros elsewhere; selected, because a product with 0 would keep NaN."""
+    """Copy with zeros elsewhere; selected, because a product with 0 would keep NaN."""
     return torch.where(condition, tensor, 0.0)
 
 
 def _constant(tensor: Tensor) -> Tensor:
-    """The numbers without their gradient, in float32."""
     return tensor.detach().float()
 
 

@@ -1,4 +1,4 @@
-"""The sources of algorithms that train on every trajectory once, in the order in which they come."""
+"""Sources for algorithms that train on every trajectory once, in order of arrival."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,15 @@ def make_column_batches(
     hold: bool | None = None,
     max_policy_lag: int | None = None,
 ) -> ColumnBatches:
-    """Make batches of whole columns; the flags say how many columns and how old they may be.
+    """Make batches of whole columns; flags decide their number and age.
 
     Args:
-        context: of the learner.
-        trajectories: the shared arrays.
+        context: context of the learner.
+        trajectories: shared arrays.
         sampling: flags of sampling.
-        device: of the batches.
-        hold: release slots only after training; None: as `--num_minibatches_to_accumulate=0` says.
-        max_policy_lag: limit of the algorithm's own below that of `--max_policy_lag`, in versions.
+        device: device of the batches.
+        hold: release slots only after training; None: decided by `--num_minibatches_to_accumulate=0`.
+        max_policy_lag: the algorithm's own limit below `--max_policy_lag`, in versions.
     """
     columns, lag = context.flags.macro_batch_columns, sampling.max_policy_lag
     if max_policy_lag is not None:
@@ -51,16 +51,16 @@ def make_column_batches(
 
 
 class StreamedBatches(BatchSource):
-    """Gives batches part by part, so that neither slots nor staging ever hold more than a part or a round of them.
+    """Returns batches in parts, so slots and staging contain at most a part or a round.
 
-    Slots hold one trajectory of every environment, and a batch is filled by as many rounds as it needs. A slot goes
-    back as soon as it is copied, while the batch still lacks columns that are not on their way; those of the last round
-    wait for the step. So nobody begins a trajectory with weights that change while it is acted.
+    Slots contain one trajectory of every environment; several rounds fill a batch. A copied slot is released while the
+    batch needs more columns than are on the way; slots of the last round wait for the optimizer step. No trajectory
+    begins with weights that change during acting.
 
     Args:
-        source: of the parts; it must not hold slots, unless it is the source of lockstep, which keeps its rounds.
-        parts: of a batch.
-        on_policy: hold the slots of the last round; several policies cannot, as they would wait for each other's.
+        source: source of the parts; only lockstep's source, which keeps its rounds, may hold slots.
+        parts: parts of a batch.
+        on_policy: hold the slots of the last round; impossible for several policies, which would wait for each other.
     """
 
     def __init__(self, source: ColumnBatches, parts: int, *, on_policy: bool) -> None:
@@ -73,16 +73,16 @@ class StreamedBatches(BatchSource):
 
     @property
     def staged_samples(self) -> int:
-        """Steps in the part that is being filled, and in those that are in the gradient."""
+        """Steps in the unfinished part, and in the parts of the gradient."""
         return self.source.staged_samples + self._added.samples
 
     @property
     def waiting(self) -> int:
-        """Slots that are not used up, and those that should go back."""
+        """Unused slots, and slots to be released."""
         return self.source.waiting + (len(self.held) if self._lacking() > 0 else 0)
 
     def counts(self) -> BatchCounts:
-        """Return what became of the trajectories."""
+        """Return the counts of the trajectories."""
         counts, held = self.source.counts(), len(self.held)
         return counts._replace(
             released=counts.released - held,
@@ -92,19 +92,19 @@ class StreamedBatches(BatchSource):
         )
 
     def add(self, message: TrajectoryReady) -> None:
-        """Queue a slot in the source."""
+        """Queue a slot."""
         self.source.add(message)
 
     def resize(self, columns: int) -> None:
-        """Make parts of so many columns, beginning with the next new part."""
+        """Make parts of `columns` columns from the next part on."""
         self.source.resize(columns)
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Copy what waits into the part; release slots that the batch still needs."""
+        """Copy waiting columns into the part; release slots that the batch still needs."""
         yield from self._pass_on(self.source.fill(version))
 
     def take(self) -> Batch | None:
-        """Return a part when it is full; its tensors are overwritten by the next `fill`, or the one after."""
+        """Return a full part; the next `fill`, or the one after, overwrites the tensors."""
         batch = self.source.take()
         if batch is None:
             return None
@@ -127,18 +127,18 @@ class StreamedBatches(BatchSource):
         return entered
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Go on with the next part; after the last one the weights are published, and slots are needed again."""
+        """Continue with the next part; after the last part weights are published, and slots are needed again."""
         self._taken %= self.parts
         yield from self._pass_on(self.source.trained(feedback))
 
     def weights_replaced(self) -> None:
-        """Discard the columns of the batch that has been begun, those in the gradient included."""
+        """Discard the columns of the open batch, parts in the gradient included."""
         self.source.weights_replaced()
         self._discarded += self._added.samples
         self._taken, self._added = 0, Entered()
 
     def _pass_on(self, released: Iterator[SlotReleased]) -> Iterator[SlotReleased]:
-        """Say what the source says, but for the slots that must not go back yet."""
+        """Pass messages on, without the slots that must wait."""
         for message in released:
             if self._withholds:
                 self.held.append(message)
@@ -148,7 +148,7 @@ class StreamedBatches(BatchSource):
             yield self.held.popleft()
 
     def _lacking(self) -> int:
-        """Columns that the batch needs beyond those that are here, or will come from slots that are being filled."""
+        """Return the columns that the batch needs beyond present columns and slots being filled."""
         source = self.source
         num_slots, _, rows = map(int, source.trajectories.valid.shape)
         waiting = sum(rows - columns_used(source.trajectories, message) for message in source.queue)

@@ -1,6 +1,7 @@
-"""Adam over one vector of weights, schedules of the learning rate, and sums of gradients, without device waits."""
+"""Adam over one vector of weights, with a schedule of the learning rate. No function waits for the device."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,15 +9,15 @@ from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule, split
 from appo.algorithms.parts.config import OptimizerConfig
-from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.parts.flat_optimizer import FlatOptimizer
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
+from appo.algorithms.runtime.memory.learner_state import StateLayout, Vector
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
-    """Make Adam for all parameters of a module; the gradients become views of one vector."""
+    """Make Adam for all parameters of a module; their gradients become views of one vector."""
     optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
     views = split(optimizer.gradient, flat.parameter_table)
     for parameter, view in zip(flat.module.parameters(), views, strict=True):
@@ -24,36 +25,13 @@ def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
     return optimizer
 
 
-class FlatAdam:
-    """Fused Adam on all weights at once, with clipping. A step with a number that is not finite is skipped.
-
-    Args:
-        weights: [P] vector to train, in place.
-        config: learning flags.
-
-    Attributes:
-        gradient: [P] vector to which `backward` adds.
-        learning_rate: scalar on the device.
-        skipped_in_a_row: number of skipped steps since the last good step, scalar on the device.
-    """
+class FlatAdam(FlatOptimizer):
+    """Fused Adam on all weights at once, with clipping; harmful steps are skipped."""
 
     def __init__(self, weights: Tensor, config: OptimizerConfig) -> None:
-        self.config, self.weights = config, weights
-        self.gradient, self._moments = torch.zeros_like(weights), weights.new_zeros(2, len(weights))
-        self._mean, self._mean_square = self._moments
-        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
-        self._steps, self._kl, self.skipped_in_a_row = (torch.zeros_like(self.learning_rate) for _ in range(3))
-
-    def configure(self, config: OptimizerConfig) -> None:
-        """Follow new flags; a rate set by a schedule stays unless the flag `learning_rate` changes."""
-        if config.learning_rate != self.config.learning_rate:
-            self.learning_rate.fill_(config.learning_rate)
-        self.config = config
-
-    def follow(self, progress: float) -> None:
-        """Set the rate of the linear schedule; `progress` is the used share of the training budget, in [0, 1]."""
-        if self.config.lr_schedule == "linear":
-            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+        super().__init__(weights, config, MOMENTS)
+        self._mean, self._mean_square = self._means
+        self._steps, self._kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
 
     def descend(self, loss: Tensor, learnable: Tensor) -> None:
         """Make one step down a scalar loss with gradient; `learnable` as in `step`."""
@@ -62,12 +40,12 @@ class FlatAdam:
         self.step(learnable, torch.zeros_like(self._kl))
 
     def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the clipped gradient; return the norm before clipping, and 1.0 for a skipped step, as scalars.
+        """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was skipped, as scalars.
 
         Args:
-            learnable: scalar bool; false skips the step. Without a valid step the gradient is 0, and momentum alone
-                must not move weights. If the loss is not finite, clamps can still make the gradient finite.
-            kl: scalar mean KL divergence of the minibatch, for adaptive schedules.
+            learnable: scalar bool; without a valid step the gradient is 0 and momentum alone must not move weights; the
+                gradient of a loss that is not finite can be finite, because clamps stop NaN.
+            kl: scalar, mean KL divergence of the minibatch, for adaptive schedules.
         """
         norm = torch.linalg.vector_norm(self.gradient)
         if self.config.max_grad_norm:
@@ -80,8 +58,11 @@ class FlatAdam:
         return norm, skipped
 
     def _adam(self, skipped: Tensor) -> None:
-        """Make one step of Kingma and Ba 2015, arXiv:1412.6980, equal to `torch.optim.Adam(fused=True)`."""
-        # An optimizer of torch.optim would import torch's compiler: more than a second of every start.
+        """Make one step of Kingma and Ba 2015, arXiv:1412.6980, like `torch.optim.Adam(fused=True)`.
+
+        The kernel is called directly, because an optimizer of torch.optim imports torch's compiler, which takes more
+        than a second of every start.
+        """
         c = self.config
         self._steps += 1
         torch._fused_adam_(
@@ -116,51 +97,41 @@ class FlatAdam:
 
     def layout(self, num_weights: int, others: Mapping[str, Vector]) -> StateLayout:
         """Return the layout of a state with P weights, both moments and other vectors."""
-        moments = {name: Vector(num_weights) for name in MOMENTS}
-        vectors = {WEIGHTS: Vector(num_weights, inherited=True), **moments, **others}
-        return StateLayout(vectors, {"adam_steps": 0.0, "learning_rate": self.config.learning_rate})
-
-    def save(self, vectors: Mapping[str, Array]) -> None:
-        """Write the moments into vectors [P] by name, and zeros behind the parameters."""
-        for name, moment in zip(MOMENTS, self._moments, strict=True):
-            vectors[name][: len(moment)] = moment.cpu().numpy()
-            vectors[name][len(moment) :] = 0
+        layout = super().layout(num_weights, others)
+        return replace(layout, numbers={"adam_steps": 0.0, **layout.numbers})
 
     def named(self, prefix: str) -> dict[str, Tensor]:
-        """Return moments and steps by name, without a copy, for `further` of a learner with a second optimizer."""
-        named = dict(zip(MOMENTS, self._moments, strict=True)) | {"adam_steps": self._steps.view(1)}
+        """Return moments and steps by name, for the `further` state of a second optimizer."""
+        named = dict(zip(MOMENTS, self._means, strict=True)) | {"adam_steps": self._steps.view(1)}
         return {f"{prefix}{name}": tensor for name, tensor in named.items()}
 
     def moments(self) -> Tensor:
-        """Return first and second moments [2, P], without a copy; zero before the first step."""
-        return self._moments
+        """Return first and second moments, [2, P], not copied; zero before the first step."""
+        return self._means
 
     def meta(self) -> dict[str, float]:
-        """Return steps, steps skipped in a row and the learning rate, as plain values."""
-        steps, rate = float(self._steps), float(self.learning_rate)
-        return {"adam_steps": steps, "learning_rate": rate, SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
+        """Return steps made, and the values of `FlatOptimizer`."""
+        return {"adam_steps": float(self._steps), **super().meta()}
 
     def restore(self, vectors: Mapping[str, Array], meta: dict[str, Any]) -> None:
-        """Continue from the results of `save` and `meta`; flags set a constant or linear rate."""
-        self.skipped_in_a_row.zero_()
+        """Continue from `save` and `meta`; flags decide a constant or linear rate."""
+        self._load(vectors)
         self._steps.fill_(meta["adam_steps"])
-        for name, moment in zip(MOMENTS, self._moments, strict=True):
-            moment.copy_(torch.from_numpy(vectors[name][: len(moment)]))
         if self.config.lr_schedule.startswith("kl_adaptive"):
             self.learning_rate.fill_(meta["learning_rate"])
 
 
 class GradientSum:
-    """Adds gradients and metrics of the parts of a minibatch, weighted by valid steps.
+    """Adds gradients of the parts of a minibatch, weighted by valid steps, and their metrics.
 
-    Sums are float64. In float32 every addition would round, so results would depend on the number of parts.
+    The sum is in float64: float32 would round at every addition, and the result would depend on the number of parts.
 
     Args:
-        gradient: [P] float32 vector to which `backward` adds.
-        maximum: name of the metric that is a maximum; all others are means over valid steps.
+        gradient: [P] float32 target of `backward`.
+        maximum: name of the metric that is a maximum; the rest are means over valid steps.
 
     Attributes:
-        num_valid: number of valid steps so far, scalar.
+        num_valid: number of valid steps, scalar.
     """
 
     def __init__(self, gradient: Tensor, maximum: str) -> None:
@@ -175,13 +146,7 @@ class GradientSum:
         self._metrics, self.num_valid, self._largest = self._sum.new_zeros(3).unbind()
 
     def add(self, valid: Tensor, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
-        """Differentiate a part.
-
-        Args:
-            valid: steps of the part, bool.
-            loss: mean over valid steps, with a graph that ends at the gradient.
-            metrics: name -> scalar, with equal names for every part.
-        """
+        """Differentiate a part."""
         self._gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         weight = valid.sum().double()

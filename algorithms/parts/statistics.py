@@ -37,9 +37,7 @@ def faded(moments: Moments) -> Moments:
 class RunningStatistics:
     """Moments of every normalized observation and of the returns.
 
-    Args:
-        model: whose buffers are set after each update.
-        normalize_returns: whether the critic predicts in units of the returns' standard deviation.
+    With `normalize_returns` the critic predicts in units of the returns' standard deviation.
     """
 
     def __init__(self, model: ActorCritic, normalize_returns: bool) -> None:
@@ -60,12 +58,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def gather(self, batch: Batch, targets: list[tuple[Tensor, Tensor]]) -> None:
-        """Take in a part of a batch, each of its valid steps once (of images a few); no effect before `settle`.
+        """Take in a part of a batch, each valid step once (a few images only); `settle` makes it effective.
 
-        What is not finite is left out: the optimizer skips such a step, and a mean would never recover from it.
+        Values that are not finite are left out: the optimizer skips such a step, and a mean would never recover.
 
         Args:
-            batch: [T, B]; its observations.
+            batch: [T, B] batch.
             targets: value targets and validity of the minibatches of one pass, each [T, B'].
         """
         observation, returns = self._gathered or (dict(self.observation), self.returns)
@@ -83,13 +81,13 @@ class RunningStatistics:
         self._gathered = observation, returns
 
     def apply(self) -> None:
-        """Set the statistics, and the model's buffers, to what has been gathered."""
+        """Set the statistics, and the model's buffers, to the gathered values."""
         self.settle()
         self._set_buffers()
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Set the statistics to what has been gathered; the model's buffers stay as they are."""
+        """Set the statistics to the gathered values; the model's buffers stay unchanged."""
         assert self._gathered is not None
         self.observation, returns = self._gathered
         self._gathered = None
@@ -97,11 +95,7 @@ class RunningStatistics:
             self.returns = faded(returns)
 
     def merge(self, array: NDArray[np.float64]) -> None:
-        """Take in what another process has gathered, by its `to_array`, and set the model's buffers.
-
-        Raises:
-            ValueError: the vector is of another length.
-        """
+        """Take in another process's `to_array`, and set the model's buffers (ValueError: wrong length)."""
         others = RunningStatistics(self.model, self.normalize_returns)
         others.load_array(array)
         for key, moments in others.observation.items():
@@ -110,7 +104,7 @@ class RunningStatistics:
         self._set_buffers()
 
     def drop(self) -> None:
-        """Forget what has been gathered and not applied."""
+        """Forget gathered values that are not applied."""
         self._gathered = None
 
     def to_array(self) -> NDArray[np.float64]:
@@ -120,15 +114,11 @@ class RunningStatistics:
 
     @property
     def vector(self) -> Vector:
-        """How a state holds them."""
+        """Layout of the statistics in a state."""
         return Vector(self.to_array().size, "float64", inherited=True)
 
     def load_array(self, array: NDArray[np.float64]) -> None:
-        """The inverse of `to_array`; the model's buffers travel with its weights.
-
-        Raises:
-            ValueError: the vector is of another length.
-        """
+        """Reverse `to_array`; the model's buffers are part of its weights (ValueError: wrong length)."""
         if array.shape != self.to_array().shape:
             raise ValueError(f"the state has {array.size} statistics, the model {self.to_array().size}")
         place = 0

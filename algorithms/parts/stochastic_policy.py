@@ -1,7 +1,7 @@
-"""The policy of actor-critics: draws actions from a distribution, and records what it thought of them.
+"""The policy of actor-critics: draws actions from a distribution, and records values and probabilities.
 
-`StochasticPolicy` acts with torch, for whatever asks: policy workers on the CPU, captured passes on a GPU, players.
-`NumpyActing` does it without torch for small networks: the hot path of environments that cost microseconds.
+`StochasticPolicy` acts with torch for policy workers on the CPU, captured passes on a GPU, and players. `NumpyActing`
+acts without torch for small networks: the hot path of environments that cost microseconds.
 """
 
 from collections.abc import Collection
@@ -21,15 +21,15 @@ from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.envs.spec import MASK_KEY, EnvSpec
 
 THOUGHTS = ("logits", "log_prob", "value")
-"""What a stochastic policy can record of a step beside its action."""
+"""Records of a step beside the action."""
 
 
 class ActionRandom(NamedTuple):
     """A source of random numbers for actions.
 
     Attributes:
-        generator: by torch.
-        sampler: of whole groups without torch, on a CPU where the actions are of the simple kind.
+        generator: generator of torch.
+        sampler: sampler of whole groups without torch, on a CPU with simple actions.
     """
 
     generator: Generator
@@ -37,15 +37,10 @@ class ActionRandom(NamedTuple):
 
 
 class StochasticPolicy:
-    """Draws actions from the distribution that an actor-critic computes.
+    """Draws actions from the distribution of an actor-critic.
 
-    It can record "logits" [N, L], "log_prob" [N] of the action and "value" [N], and it records "final_value" [N] of
-    true final observations; values are in units of return.
-
-    Args:
-        flat: the network, ready to act, with its weights in one vector.
-        spec: of the environment.
-        records: names of what is recorded of every step; an algorithm that does not read logits saves their memory.
+    Optional `records` are "logits" [N, L], "log_prob" [N] of the action and "value" [N]; leaving logits out saves
+    memory. "final_value" [N] of true final observations is always recorded. Values are in units of return.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, records: Collection[str] = THOUGHTS) -> None:
@@ -55,7 +50,7 @@ class StochasticPolicy:
         self._num_values, self._dtype = spec.action.num_values, spec.action.dtype  # properties that count every time
 
     def random(self, seed: int, rows: int) -> ActionRandom:
-        """Make a source of random numbers for acting in groups of R rows."""
+        """Make a source of random numbers for groups of R rows."""
         device, parts = self.flat.flat.device, self.spec.action.parts
         generator = torch.Generator(device).manual_seed(seed)
         if device.type != "cpu" or self.spec.action_mask or not is_supported(parts):
@@ -110,9 +105,9 @@ class StochasticPolicy:
         return {"final_value": self.model.denormalize_value(value)}
 
     def fast(self, trajectories: Trajectories, random: ActionRandom) -> "NumpyActing | None":
-        """Make the twin without torch that fills these slots; None where network or actions are not simple.
+        """Make the twin without torch that fills these slots; None if network or actions are not simple.
 
-        A subclass may act otherwise than the twin does, so it has none.
+        A subclass may act differently, and therefore has no twin.
         """
         if random.sampler is None or type(self) is not StochasticPolicy:
             return None
@@ -120,8 +115,8 @@ class StochasticPolicy:
         return None if mlp is None else NumpyActing(mlp, random.sampler, trajectories, self.spec.action.num_logits)
 
 
-class _Step(NamedTuple):
-    """Views of what acting reads and writes in one step of one slot, made once."""
+class _Views(NamedTuple):
+    """Views of the arrays of a step in a slot, made once."""
 
     obs: Array
     action: Array
@@ -132,14 +127,7 @@ class _Step(NamedTuple):
 
 
 class NumpyActing:
-    """Acts for whole groups of R rows, one group after the other; made by `StochasticPolicy.fast`.
-
-    Args:
-        mlp: the network.
-        sampler: of its actions.
-        trajectories: the shared arrays.
-        num_logits: L.
-    """
+    """Acts for whole groups of R rows, one group after the other; made by `StochasticPolicy.fast`."""
 
     def __init__(self, mlp: NumpyMlp, sampler: ActionSampler, trajectories: Trajectories, num_logits: int) -> None:
         self._mlp, self._sampler, self._trajectories = mlp, sampler, trajectories
@@ -147,7 +135,7 @@ class NumpyActing:
         shapes = {"logits": (rows, num_logits), "log_prob": (rows,), "value": (rows,)}
         unread = shapes.keys() - trajectories.recorded.keys()  # computed all the same
         self._unread = {name: np.empty(shapes[name], np.float32) for name in unread}
-        self._steps: dict[int, list[_Step]] = {}
+        self._steps: dict[int, list[_Views]] = {}
         self._scratch: list[Array] | None = None
 
     def act(self, slot: int, step: int, version: int) -> None:
@@ -158,9 +146,9 @@ class NumpyActing:
         version_row.fill(version)
 
     def act_in(self, rows: Array, slot: int, step: int, version: int) -> None:
-        """Act in some of the rows, [R] bool: all others belong to other policies, and stay as they are.
+        """Act in some rows, [R] bool; rows of other policies stay unchanged.
 
-        All rows are computed: small networks take less time for that than for gathering those that count.
+        All rows are computed, because small networks compute faster than numpy gathers rows.
         """
         obs, *fields, version_row = self._step(slot, step)
         if self._scratch is None:
@@ -172,21 +160,21 @@ class NumpyActing:
             np.copyto(field, found, where=rows.reshape(-1, *[1] * (found.ndim - 1)))
         version_row[rows] = version
 
-    def _step(self, slot: int, step: int) -> _Step:
+    def _step(self, slot: int, step: int) -> _Views:
         steps = self._steps.get(slot)
         if steps is None:
             steps = self._steps[slot] = self._steps_of(slot)
         return steps[step]
 
-    def _steps_of(self, slot: int) -> list[_Step]:
+    def _steps_of(self, slot: int) -> list[_Views]:
         t = self._trajectories
         obs, action, version = t.obs[self._mlp.key][slot], t.action[slot], t.policy_version[slot]
         return [
-            _Step(obs[step], action[step], **self._thought(slot, step), version=version[step])
+            _Views(
+                obs[step],
+                action[step],
+                **(self._unread | {name: array[slot, step] for name, array in t.recorded.items() if name in THOUGHTS}),
+                version=version[step],
+            )
             for step in range(t.valid.shape[1])
         ]
-
-    def _thought(self, slot: int, step: int) -> dict[str, Array]:
-        return self._unread | {
-            name: array[slot, step] for name, array in self._trajectories.recorded.items() if name in THOUGHTS
-        }

@@ -1,7 +1,7 @@
-"""A check of the whole data path: with a learning rate of 0 the learner must reproduce what the acting policy computed.
+"""A check of the whole data path: with a learning rate of 0 the learner must reproduce the acting policy's numbers.
 
-Everything between acting and learning is in it: rows and columns, resets, recurrent state, masks, normalization,
-weights. A custom model whose `act` and `unroll` disagree is found by it in a minute.
+The check covers everything between acting and learning: rows and columns, resets, recurrent state, masks,
+normalization, weights. It finds a custom model with different `act` and `unroll` within a minute.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,11 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 class VerifyingLearner:
-    """A learner that compares, before it trains on a batch, what acting recorded with its own.
+    """A learner that compares recorded with recomputed values before training on a batch.
 
-    Compared are values, and logits where they are recorded, else the log-probability of the action.
-
-    Running statistics are part of what is published with a version. The weights do not change, the statistics do; so
-    each step is recomputed with those of the version that acted.
-
-    Args:
-        learner: that trains an actor-critic.
-        spec: of the environment.
+    Compared are values, and logits if recorded, otherwise the log-probability of the action. Running statistics are
+    published with a version and change while the weights do not; each step is recomputed with those of the acting
+    version.
     """
 
     def __init__(self, learner: Learner, spec: EnvSpec) -> None:
@@ -60,7 +55,7 @@ class VerifyingLearner:
         self.learner.updates = updates
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
-        """Compare, then train as the learner does."""
+        """Compare, then train."""
         self._remember()
         self.compare(batch)
         for feedback in self.learner.learn(batch, progress):
@@ -68,13 +63,13 @@ class VerifyingLearner:
             yield feedback
 
     def metrics(self) -> dict[str, float]:
-        """Return the learner's, the largest |difference| / (1 + |value|) so far and the number of steps compared."""
+        """Return the learner's metrics, the largest |difference| / (1 + |value|), and the number of compared steps."""
         checked = {"reproduction_error": self.largest, "reproduction_steps": float(self.compared)}
         return self.learner.metrics() | checked
 
     @torch.no_grad()
     def compare(self, batch: Batch) -> None:
-        """Recompute every step of a batch [T, B], observations scaled by the statistics of the version that acted."""
+        """Recompute every step of a batch [T, B], observations scaled by the statistics of the acting version."""
         now, model = self.flat.flat.clone(), self.model
         obs = {key: batch.obs[key].flatten(0, 1) for key in model.keys}
         unscaled = [key for key in model.keys_scaled_later if not model.scaling_of(key).running]  # until in the network

@@ -1,4 +1,4 @@
-"""The flags of several policies that are trained together, and their checks. Needs neither torch nor numpy."""
+"""Flags and checks of several policies that are trained together. Imports neither torch nor numpy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ SHARED = (
     "normalize_returns",
     "encoder_custom",
 )
-"""Flags of learning and of the network that are the same for all policies: they decide memory, or name code."""
+"""Flags of learning and of the network that all policies share: sizes of memory, and names of code."""
 
 ALGO = "algo"
-"""Flag of a run that policies could be thought to differ in, and do not: one run has one algorithm."""
+"""A flag that all policies share, because a run has a single algorithm."""
 
 BATCH_GROWTH = 1.5
-"""How much larger than at the start a batch may become by mutations."""
+"""Largest batch after mutations, relative to the batch at the start."""
 
 
 @dataclass(frozen=True)
@@ -112,46 +112,39 @@ class PopulationConfig:
 
 
 class LearningFlags(Protocol):
-    """The learning flags of an algorithm that a population reads by name; the dataclass may have more."""
+    """Learning flags that a population reads; the algorithm's dataclass may have more."""
 
     @property
     def rollout(self) -> int:
         """Return the steps of a trajectory."""
-        ...
 
     @property
     def lr_schedule(self) -> str:
-        """Return how the learning rate changes."""
-        ...
+        """Return the schedule of the learning rate."""
 
 
 class PopulationFlags(Protocol):
-    """The flags of a run that a population reads."""
+    """Flags of a run that a population reads."""
 
     @property
     def population(self) -> PopulationConfig:
         """Return the flags of populations."""
-        ...
 
     @property
     def learning(self) -> LearningFlags:
-        """Return the flags of learning that all policies begin with."""
-        ...
+        """Return the initial learning flags of all policies."""
 
     @property
     def per_policy(self) -> Sequence[Mapping[str, Any]]:
-        """Return the flags of learning that only one policy has, by policy."""
-        ...
+        """Return the learning flags of single policies, by policy."""
 
     @property
     def frozen(self) -> frozenset[int]:
         """Return the policies that never learn."""
-        ...
 
     @property
     def largest_batch_size(self) -> int:
-        """Return the largest batch that a policy may ever have."""
-        ...
+        """Return the largest possible batch of a policy."""
 
 
 def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
@@ -161,7 +154,7 @@ def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
 
 
 def check_population(config: PopulationConfig, num_policies: int) -> None:
-    """Refuse flags that a population of that size cannot follow (UsageError)."""
+    """Refuse contradictory flags of a population (UsageError)."""
     for name in ("policies_to_train", "frozen_policies"):
         unknown = [policy for policy in getattr(config, name) if policy >= num_policies]
         if unknown:
@@ -178,10 +171,10 @@ def check_population(config: PopulationConfig, num_policies: int) -> None:
 
 
 def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
-    """Count the policies beside the one that learns: those of the pool, and one for a version that leaves it.
+    """Count the policies beside the learner: the pool, and a place for a version that leaves the pool.
 
     Raises:
-        UsageError: there is nobody to play against in that environment.
+        UsageError: the environment has a single agent.
     """
     if not config.self_play:
         return 0
@@ -191,15 +184,10 @@ def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
 
 
 def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_policies: int) -> list[dict[str, Any]]:
-    """Return the values that `--per_policy` gives each policy, converted, by policy.
-
-    Args:
-        config: the flags of populations.
-        flags: of learning and of the network.
-        num_policies: members of the population.
+    """Return the converted values of `--per_policy`, by policy.
 
     Raises:
-        UsageError: no such flag, not a value for each policy, or a value that is not the flag's.
+        UsageError: unknown flag, wrong number of values, or invalid value.
     """
     found: list[dict[str, Any]] = [{} for _ in range(num_policies)]
     own = [name for name in flags if name not in SHARED]
@@ -219,6 +207,6 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
 
 
 def largest_batch_size(config: PopulationConfig, sizes: Sequence[int], rollout: int) -> int:
-    """Return the largest batch of policies that start with these sizes; sizes grow by whole rollouts."""
+    """Return the largest batch of policies with these initial sizes; sizes grow by whole rollouts."""
     grows = config.with_pbt and config.pbt_optimize_batch_size
     return int(BATCH_GROWTH * max(sizes)) // rollout * rollout if grows else max(sizes)

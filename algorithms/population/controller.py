@@ -1,4 +1,4 @@
-"""Main's part in a population: it decides when a policy is due, writes the decision down, and orders it done."""
+"""Population-based training in main: decides when a policy is due, writes the decision down, and sends the order."""
 
 import logging
 import math
@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from appo.algorithms.population.config import PopulationConfig
-from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
+from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision
 from appo.algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
+from appo.algorithms.population.rules import rank_policies
 from appo.algorithms.runtime.messages import (
     Address,
     CopyWeights,
@@ -28,15 +28,15 @@ from appo.utils.windows import RunningStatistic
 log = logging.getLogger(__name__)
 
 TRUE_REWARD = ("true_reward", "true_objective")
-"""Words for the objective that episodes report beside their rewards; the second one is Sample Factory 2's."""
+"""Words for the objective that episodes report beside rewards; Sample Factory 2 uses the second."""
 
 
 @dataclass
-class _Order:
-    """A decision that has not been carried out yet.
+class _OpenOrder:
+    """A decision that is not yet carried out.
 
     Attributes:
-        sent: to the learner; before that it is being written down.
+        sent: whether the learner has the order; before, the decision is being written.
     """
 
     policy: int
@@ -45,24 +45,16 @@ class _Order:
 
     @property
     def message(self) -> Message:
-        """Return the message that orders it of the learner of the policy."""
+        """Return the order for the learner of the policy."""
         kind, source, traits = self.decision
         return CopyWeights(self.policy, traits, source) if kind == "copy" else SetHyperparameters(self.policy, traits)
 
 
 class Controller:
-    """Population-based training in main. It waits for nothing: it hears reports and gives the messages to send.
+    """Population-based training in main. The controller never waits: it takes reports and yields messages.
 
-    One order is under way at a time, so that nobody copies one that is being replaced. The clock of a policy counts
-    its own env steps; with everything else that must survive a crash it lies in the policy's `PolicyTraits`.
-
-    Args:
-        exploit_explore: rules of decisions.
-        monitor: knows how the policies play; told what they learn with.
-        lineage: of the run.
-        traits: of every policy at this start.
-        learning: the policies that learn.
-        actors: how many there are.
+    A single order is open at a time, so no policy copies a policy that is being replaced. The clock of a policy counts
+    its env steps. All values that must survive a crash, the clock included, are in the policy's `PolicyTraits`.
     """
 
     def __init__(
@@ -74,9 +66,10 @@ class Controller:
         learning: Sequence[int],
         actors: int,
     ) -> None:
-        self.exploit_explore, self.monitor, self.lineage = exploit_explore, monitor, lineage
+        self.exploit_explore, self.config = exploit_explore, exploit_explore.config
+        self.monitor, self.lineage = monitor, lineage
         self.traits, self.learning, self.actors = list(traits), list(learning), range(actors)
-        self._order: _Order | None = None
+        self._order: _OpenOrder | None = None
         self._outbox: list[Message] = []
         self._warned = False
         for policy in self.learning:
@@ -87,21 +80,15 @@ class Controller:
         for policy in range(len(self.traits)):
             self._show(policy)
 
-    @property
-    def config(self) -> PopulationConfig:
-        """Return the flags of populations."""
-        return self.exploit_explore.config
-
     def handle(self, message: Message) -> None:
         """Take in a report."""
-        match message:
-            case TraitsSet():
-                self._done(message)
-            case WorkerRestarted(process):
-                self._again(process)
+        if isinstance(message, TraitsSet):
+            self._done(message)
+        elif isinstance(message, WorkerRestarted):
+            self._again(message.process)
 
     def tick(self) -> Iterator[Message]:
-        """Yield the messages that are to be sent now."""
+        """Yield the messages to send now."""
         if self._order is None and self.config.with_pbt:
             self._order = self._next_order()
         if self._order is not None and not self._order.sent and self.lineage.written:
@@ -113,25 +100,23 @@ class Controller:
         yield from messages
 
     def close(self) -> None:
-        """Wait until all that was decided is on disk."""
+        """Wait until all decisions are on disk."""
         self.lineage.close()
 
     def objectives(self) -> dict[int, float] | None:
-        """Return the mean of the target objective by policy that learns; None until all have played enough."""
+        """Return the mean objective of every learning policy; None until all have played enough."""
         found: dict[int, float] = {}
         for policy in self.learning:
             progress = self.monitor.policies[policy]
-            statistic = objective_of(progress, self.config.pbt_target_objective)
-            if progress.episodes and (statistic is None or self._misses_true_reward(progress)):
+            name = self.config.pbt_target_objective
+            statistic = objective_of(progress, name)
+            misses_true_reward = name in TRUE_REWARD and statistic is progress.episode_return
+            if progress.episodes and (statistic is None or misses_true_reward):
                 self._warn(progress)
             if statistic is None or statistic.count < min(self.config.pbt_min_episodes, progress.stats_avg):
                 return None
             found[policy] = statistic.mean
         return found
-
-    def _misses_true_reward(self, progress: PolicyProgress) -> bool:
-        name = self.config.pbt_target_objective
-        return name in TRUE_REWARD and objective_of(progress, name) is progress.episode_return
 
     def _warn(self, progress: PolicyProgress) -> None:
         if not self._warned:
@@ -141,8 +126,8 @@ class Controller:
             log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s%s", name, known, instead)
             self._warned = True
 
-    def _next_order(self) -> _Order | None:
-        """Decide about the policy whose clock is most overdue, if all policies can be compared."""
+    def _next_order(self) -> _OpenOrder | None:
+        """Decide about the most overdue policy, if all policies can be compared."""
         due = [(overdue, policy) for policy in self.learning if (overdue := self._overdue(policy)) > 0]
         objectives = self.objectives() if due else None
         if objectives is None or not all(self._env_steps(policy) for policy in self.learning):
@@ -153,10 +138,10 @@ class Controller:
         self._record(decision.kind, policy, decision.source, self.traits[policy], decision.traits, objectives)
         for rank, one in enumerate(rank_policies(objectives), start=1):
             self.monitor.policies[one].metrics |= {"pbt/rank": rank, "pbt/objective": objectives[one]}
-        return _Order(policy, decision)
+        return _OpenOrder(policy, decision)
 
     def _overdue(self, policy: int) -> int:
-        """Return for how many env steps a decision about a policy has been due; negative: it is not due."""
+        """Return the env steps by which a decision is overdue; negative: not due."""
         env_steps = self._env_steps(policy)
         if env_steps < self.config.pbt_start_mutation:
             return -1
@@ -183,7 +168,7 @@ class Controller:
             self._order = None
 
     def _again(self, process: str) -> None:
-        """Send orders and traits again to a process that replaces a dead one, which may not have heard of them."""
+        """Send orders and traits again to a replacement process."""
         for policy, traits in enumerate(self.traits):
             if process == str(Address(LEARNER.name, policy)):
                 order = self._order if self._order is not None and self._order.policy == policy else None
@@ -227,7 +212,7 @@ class Controller:
             log.info("policy %d at %d env steps: %s", policy, event.env_steps, _words(event))
 
     def _show(self, policy: int) -> None:
-        """Let the reports show a policy's hyperparameters, and how it came to them."""
+        """Show a policy's hyperparameters and history in the reports."""
         traits = self.traits[policy]
         own = [event for event in self.lineage.events if event.policy == policy and event.state == "applied"]
         shown = {f"pbt/{name}": value for name, value in numbers_of(plain_values(traits)).items()}
@@ -239,7 +224,7 @@ class Controller:
 
 
 def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:
-    """Return the statistic by which policies are ranked; the return if the environment reports no true reward."""
+    """Return the ranking statistic; the return if the environment reports no true reward."""
     statistics = progress.statistics()
     if name in TRUE_REWARD:
         return next(
@@ -250,7 +235,6 @@ def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None
 
 
 def _words(event: Event) -> str:
-    """Return a decision in one line."""
     changes = [
         f"{name} {event.before.get(name)} -> {value}"
         for name, value in event.after.items()

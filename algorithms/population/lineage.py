@@ -1,4 +1,4 @@
-"""The file `lineage.json` of a run: all decisions about its policies, written before they are carried out."""
+"""The file `lineage.json` of a run: all decisions about policies, each written before its order is sent."""
 
 import json
 import logging
@@ -22,18 +22,18 @@ State = Literal["ordered", "applied", "taken back"]
 
 @dataclass(frozen=True)
 class Event:
-    """A decision about one policy.
+    """A decision about a policy.
 
     Attributes:
-        kind: copy, mutation, start (its first values), or none: it stayed as it was.
-        policy: about which was decided.
-        source: whose weights and hyperparameters it got; itself, unless it copied.
+        kind: copy, mutation, start (first values), or none (unchanged).
+        policy: number of the policy.
+        source: policy whose weights and hyperparameters were copied; otherwise the policy itself.
         change: number of the decision about this policy.
-        env_steps, source_env_steps: of both, then; once it is applied, those behind the weights that were copied.
-        elapsed_seconds: of the run.
-        scores: objective of every policy that learns; None: not finite.
+        env_steps, source_env_steps: env steps of both at the decision; of an applied copy, those of the copied weights.
+        elapsed_seconds: time in the run.
+        scores: objective of every learning policy; None: not finite.
         before, after: hyperparameters, and coefficients of rewards as `reward_shaping`.
-        state: ordered; applied, when the learner has said so; taken back, when a crash has undone it.
+        state: ordered; applied by the learner; taken back by a crash.
     """
 
     kind: str
@@ -50,16 +50,12 @@ class Event:
 
 
 class Lineage:
-    """All decisions of a run, of all its starts.
+    """All decisions in all starts of a run.
 
-    The file is replaced as a whole, by a thread, so that a slow disk stalls nothing.
-
-    Args:
-        directory: of the run.
-        traits: of every policy at this start: what they do not know of was taken back by a crash.
+    A thread replaces the file as a whole, so a slow disk stalls nothing.
 
     Attributes:
-        events: in their order.
+        events: decisions in order.
     """
 
     def __init__(self, directory: Path, traits: Sequence[PolicyTraits]) -> None:
@@ -70,12 +66,12 @@ class Lineage:
         self._pending: Future[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Write an event down; `written` says when that is done."""
+        """Write an event; `written` becomes true afterwards."""
         self.events.append(event)
         self._write()
 
     def applied(self, policy: int, change: int, taken_env_steps: int | None) -> None:
-        """Note that a learner has done what was ordered; a copy took the source's state of so many env steps."""
+        """Note that a learner has carried out an order; a copy took the source's state of `taken_env_steps`."""
         for i, event in enumerate(self.events):
             if (event.policy, event.change, event.state) == (policy, change, "ordered"):
                 taken = event.source_env_steps if taken_env_steps is None else taken_env_steps
@@ -100,7 +96,7 @@ class Lineage:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the file. A disk that takes nothing costs the file, which the next event writes anew, not the training."""
+    """Write the file. After a failure of the disk, the next event writes the file again."""
     try:
         write_json_atomic(path, content, indent=None)
     except OSError as error:
@@ -108,7 +104,6 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
-    """Return the event with what has become of it, as the checkpoints say."""
     if event.state == "taken back" or event.policy >= len(traits):
         return event
     done = event.change <= traits[event.policy].changes
@@ -116,7 +111,7 @@ def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
 
 
 def _earlier_events(directory: Path) -> list[Event]:
-    """Return the events of earlier starts. A damaged file is set aside: the run does not depend on it."""
+    """Return the events of earlier starts. A damaged file is set aside; the run does not need it."""
     try:
         return read_events(directory)
     except UsageError as error:
@@ -126,11 +121,7 @@ def _earlier_events(directory: Path) -> list[Event]:
 
 
 def read_events(directory: Path) -> list[Event]:
-    """Return the events of a run; none where it has no lineage.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return the events of a run; none without a lineage (UsageError: the file is damaged)."""
     path = RunFolder(directory).lineage
     if not path.exists():
         return []
@@ -147,7 +138,7 @@ def read_events(directory: Path) -> list[Event]:
 
 
 def _check(event: Event) -> None:
-    """Refuse an event that was not written here (TypeError)."""
+    """Refuse an event in another form (TypeError)."""
     counts = (event.policy, event.source, event.change, event.env_steps, event.source_env_steps)
     mappings = (event.scores, event.before, event.after)
     if not all(isinstance(count, int) and count >= 0 for count in counts):
@@ -157,13 +148,13 @@ def _check(event: Event) -> None:
 
 
 def plain_values(traits: PolicyTraits) -> dict[str, Any]:
-    """Return hyperparameters and coefficients of rewards, as events hold them."""
+    """Return hyperparameters and coefficients of rewards in the form of events."""
     shaping = {"reward_shaping": dict(traits.reward_shaping)} if traits.reward_shaping else {}
     return json.loads(json.dumps({**traits.hyperparameters, **shaping}))  # type: ignore[no-any-return]
 
 
 def numbers_of(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of nested values, by their names joined with a slash."""
+    """Return the numbers in nested values, with names joined by slashes."""
     found: dict[str, float] = {}
     for name, value in values.items():
         inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value

@@ -1,11 +1,11 @@
-"""Matchmaking: it draws the policy that plays in each row of a group, and shapes its rewards by coefficients."""
+"""Matchmaking: draws the policy of each row of a group, and shapes rewards by coefficients."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from appo.algorithms.population.game_results import NOBODY, GameResults
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.messages import MatchResults, OpponentsReleased, OpponentTable
 from appo.algorithms.runtime.sampling.env_group import GroupPlan
@@ -14,35 +14,37 @@ from appo.envs.spec import GroupEnv, StepRow
 from appo.utils.errors import UsageError
 from appo.utils.user_modules import find_function
 
+LEARNER = 0
+"""Number of the policy that learns."""
+
 
 @runtime_checkable
 class ShapesRewards(Protocol):
-    """Environments whose rewards have coefficients that can be changed."""
+    """Environments with adjustable coefficients of rewards."""
 
     def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
-        """Reward a row by these coefficients from now on."""
-        ...
+        """Set the coefficients of a row's rewards."""
 
 
 class PolicyMatchmaker(Matchmaker):
     """Draws the policy of every row that starts an episode: an episode is played, and scored, by one policy.
 
-    Drawn are those that have played no more steps than the average policy: were it anyone, the policies with the
-    longest episodes would get nearly all of the steps, and the others never learn.
+    Only policies with no more steps than the average are drawn. Otherwise, policies with the longest episodes would get
+    nearly all steps, and the rest would never learn.
 
     Args:
-        num_policies: to draw from.
-        num_agents: rows of one environment.
-        per_row: whether agents of one environment may play under different policies.
-        mapping: name of the user's function that chooses, see `--policy_mapping`; empty: as above.
-        random: of the group.
+        num_policies: number of policies.
+        num_agents: rows of an environment.
+        per_row: whether agents of an environment may have different policies.
+        mapping: name of the user's function, see `--policy_mapping`; empty: the rule above.
+        random: generator of the group.
 
     Attributes:
         present: policies that play in the group now.
-        shaping: of every policy; {}: the environment's own.
+        shaping: coefficients of every policy; {}: the environment's own.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: the function does not exist.
     """
 
     def __init__(
@@ -57,19 +59,18 @@ class PolicyMatchmaker(Matchmaker):
         self._steps: Array = np.zeros(num_policies, np.int64)
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """Draw anew where an episode starts.
+        """Draw a policy where an episode starts.
 
-        Where all agents of an environment play under one policy, it stays until all of them begin: who comes late joins
-        the others.
+        A policy shared by all agents of an environment stays until all agents begin; late agents join.
 
         Args:
-            policy: [R], of every row; changed in place.
+            policy: [R] policy of every row; changed in place.
             first: [R] whether an episode starts.
             first_env: number of the group's first environment in the run.
-            envs: of the group.
+            envs: environments of the group.
 
         Raises:
-            UsageError: the user's function returned what is no policy.
+            UsageError: the user's function returned no policy.
         """
         if self.num_policies == 1:
             return
@@ -88,12 +89,12 @@ class PolicyMatchmaker(Matchmaker):
         self._shape(np.flatnonzero(first), envs)
 
     def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
-        """Reward a policy by these coefficients, in episodes that are being played too."""
+        """Set the coefficients of a policy's rewards, also in open episodes."""
         self.shaping[policy] = shaping
         self._shape(np.flatnonzero(self._playing == policy), envs)
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
-        """Take in a step of every row, [R]; rewards as the environment gave them."""
+        """Take in a step of every row, [R], with the environment's rewards."""
         if self.num_policies > 1:
             self._steps += np.bincount(policy[valid], minlength=self.num_policies)
 
@@ -113,43 +114,23 @@ class PolicyMatchmaker(Matchmaker):
                 envs.shape_rewards(int(row), shaping)
 
 
-# Games of the policy that learns against its past: who plays which agents against whom, and how it ends.
-#
-# Policy 0 learns. Every other policy number is a seat for one of its past versions, whose weights main publishes. A
-# seat gets another version only when every group has said that nobody plays there (`OpponentTable`,
-# `OpponentsReleased`).
-
-
-REPORT_SECONDS = 0.2
-
-LEARNER = 0
-"""The policy that learns."""
-
-NOBODY = -1
-"""Instead of a version: the learner plays alone."""
-
-
 def sides_of(num_agents: int) -> Array:
-    """Return the side on which each agent of an environment plays, [A]: 0 and 1 in turn."""
+    """Return the side of each agent of an environment, [A]: 0 and 1 in turn."""
     return np.arange(num_agents) % 2
 
 
 class SelfPlayMatchmaker(PolicyMatchmaker):
-    """Draws for every game whether, on which side and against which past version the learner plays it.
+    """Draws for every game the opponent and the side of the learner.
 
-    A game begins when all agents of an environment begin an episode, and is played to its end by who began it. Without
-    an opponent the learner plays all agents. A group draws its opponent for as many games as it has environments, since
-    every policy that acts in a step costs a forward pass.
+    Policy 0 learns; each other number is a seat for a past version, whose weights main publishes. A seat gets another
+    version only after every group has reported that no game uses the seat (`OpponentTable`, `OpponentsReleased`).
 
-    Args:
-        num_policies: the learner and all slots.
-        num_agents: rows of one environment, at least 2.
-        num_envs: of the group.
-        past_share: probability that a game is one against the past.
-        random: of the group.
+    A game begins when all agents of an environment begin an episode, and keeps its policies to the end. Without an
+    opponent the learner plays all agents. A group keeps an opponent for as many games as environments, because every
+    policy in a step costs a forward pass.
 
     Attributes:
-        table: who may be drawn; None until main has said so.
+        table: opponents to draw from; None before main's first table.
     """
 
     def __init__(
@@ -163,13 +144,13 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         self._results = GameResults(num_envs, num_agents)
 
     def take_table(self, table: OpponentTable) -> None:
-        """Draw past versions from these slots from now on; a series of games in a slot that is none of them ends."""
+        """Draw past versions from these slots from now on; a series of games in another slot ends."""
         self.table, self._versions = table, dict(zip(table.slots, table.versions, strict=True))
         if self._slot not in table.slots:
             self._games_left = 0
 
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
-        """Draw anew for every game that starts; late agents join the game."""
+        """Draw for every game that starts; late agents join the game."""
         begins = np.flatnonzero(first.reshape(-1, self.num_agents).all(axis=1))
         side = self.random.integers(2, size=(len(begins), 1))
         opponent = np.array([self._opponent() for _ in begins], np.int32)
@@ -200,7 +181,7 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
             yield OpponentsReleased(group, self.table.number)
 
     def _opponent(self) -> int:
-        """Return the slot that plays the next game against the learner; the learner's own if it plays alone."""
+        """Return the seat of the learner's next opponent; the learner's own if it plays alone."""
         if self.table is None or not self.table.slots or self.random.random() >= self.past_share:
             return LEARNER
         if not self._games_left:
@@ -210,76 +191,8 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         return self._slot
 
 
-class GameResults:
-    """The returns of agents in the games of a group, and how games against past versions have ended.
-
-    Args:
-        num_envs: of the group.
-        num_agents: of an environment.
-    """
-
-    def __init__(self, num_envs: int, num_agents: int) -> None:
-        shape = self.num_envs, self.num_agents = num_envs, num_agents
-        self._return = np.zeros(shape, np.float64)
-        self._played, self._ended, self._is_past = (np.zeros(shape, np.bool_) for _ in range(3))
-        self._opponent = np.full(num_envs, NOBODY, np.int64)
-        self._done: list[tuple[Array, Array]] = []
-        self._past_steps = 0
-        self._flushed = time.monotonic()
-
-    def record(self, row: StepRow, valid: Array, is_past: Array) -> None:
-        """Take in a step, [R]."""
-        shape = self._return.shape
-        self._return += row.reward.reshape(shape)
-        self._played |= valid.reshape(shape)
-        self._ended |= (row.terminated | row.truncated).reshape(shape)
-        self._past_steps += int(np.count_nonzero(valid & is_past))
-
-    def begin(self, envs: Array, is_past: Array, opponent: Sequence[int]) -> None:
-        """Begin games; those before have ended, unless their environments have failed.
-
-        Args:
-            envs: [E] numbers in the group.
-            is_past: [E, A] agents that a past version plays.
-            opponent: that version, of each; or `NOBODY`.
-        """
-        played, was_past = self._played[envs], self._is_past[envs]
-        own, other = played & ~was_past, played & was_past
-        over = (self._ended[envs] | ~played).all(axis=1) & (self._opponent[envs] != NOBODY)
-        counts = over & own.any(axis=1) & other.any(axis=1)
-        if counts.any():
-            own_mean, other_mean = (self._mean(envs[counts], side[counts]) for side in (own, other))
-            self._done.append((self._opponent[envs[counts]], own_mean - other_mean))
-        self._return[envs] = 0.0
-        self._played[envs] = self._ended[envs] = False
-        self._is_past[envs], self._opponent[envs] = is_past, opponent
-
-    def _mean(self, envs: Array, side: Array) -> Array:
-        """Return the mean return [E] of the agents for which `side` [E, A] holds."""
-        mean: Array = (self._return[envs] * side).sum(axis=1) / side.sum(axis=1)
-        return mean
-
-    def finish(self, not_handed_over: int) -> None:
-        """Count games that have ended and were followed by none, and no steps that nobody is given.
-
-        Args:
-            not_handed_over: valid steps of past versions in a slot that stays behind, as those of the learner there.
-        """
-        self._past_steps -= not_handed_over
-        over = np.flatnonzero(self._ended.all(axis=1))
-        self.begin(over, np.zeros((len(over), self.num_agents), np.bool_), [NOBODY] * len(over))
-
-    def flush(self, now: bool) -> Iterator[MatchResults]:
-        """Report what has ended, if the last report is old enough or `now`."""
-        if (self._done or self._past_steps) and (now or time.monotonic() - self._flushed >= REPORT_SECONDS):
-            nothing = np.zeros(0, np.int64), np.zeros(0, np.float64)
-            versions, differences = map(np.concatenate, zip(nothing, *self._done, strict=True))
-            yield MatchResults(versions, differences, self._past_steps)
-            self._done, self._past_steps, self._flushed = [], 0, time.monotonic()
-
-
 def matchmaker_of(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> PolicyMatchmaker:
-    """Return the draw of policies that the plan of a group asks for."""
+    """Return the matchmaker for the plan of a group."""
     num_agents = envs.spec.num_agents
     if plan.num_past:
         return SelfPlayMatchmaker(plan.num_policies, num_agents, envs.num_rows // num_agents, plan.past_share, random)

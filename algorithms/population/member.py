@@ -1,4 +1,4 @@
-"""A member of a population: its traits change while its learner trains, and so may all of its weights."""
+"""A member of a population: traits and weights may change during training."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,20 +14,15 @@ from appo.utils.failpoints import failpoint
 log = logging.getLogger(__name__)
 
 OWN = ("version", "updates", "generator")
-"""Values that a learner keeps of its own state when it goes on from the state of another."""
+"""Values of its own state that a learner keeps when it continues from another state."""
 
 
 class PopulationMember:
     """Carries out main's orders for one policy of several.
 
-    Weights and traits are written into the state block together: whatever reads it, main for a checkpoint, another
-    member or the next learner in this seat, never gets the one without the other.
-
-    Args:
-        traits: with which the policy begins, unless its state block has later ones.
-        tune: lets the learner train with other hyperparameters from now on; the columns of its batches then.
-        batches: of the learner.
-        block: of the policy.
+    The state block receives weights and traits together. Every reader (main for a checkpoint, another member, the next
+    learner of the policy) gets matching values. Later traits in the block replace the initial ones. `tune` changes the
+    learner's hyperparameters and returns the columns of a batch.
     """
 
     def __init__(
@@ -41,7 +36,7 @@ class PopulationMember:
             batches.resize(tune(kept.hyperparameters))
 
     def obey(self, order: SetHyperparameters | CopyWeights, worker: LearnerWorker) -> TraitsSet:
-        """Carry out an order, unless it has been carried out: it comes again when main cannot know."""
+        """Carry out an order once; main repeats orders after a restart."""
         taken = None
         if order.traits.changes > self.traits.changes:
             failpoint("pbt.order")
@@ -56,14 +51,14 @@ class PopulationMember:
         return TraitsSet(worker.address.index, self.traits, worker.learner.version, taken)
 
     def plain(self) -> dict[str, Any]:
-        """Return the traits as a state holds them."""
+        """Return the traits in the form of a state."""
         return {KEY: self.traits.plain()}
 
     def _copy_weights(self, source: int, worker: LearnerWorker) -> int:
-        """Go on from the latest state of another policy; return its env steps.
+        """Continue from the latest state of another policy; return the env steps of that policy.
 
-        Counters and random state stay, and the version rises: neither what is on its way nor what is in the batch that
-        is being filled was acted with these weights.
+        Counters and random state stay. The version rises, because trajectories on the way and in the unfinished batch
+        come from other weights.
         """
         state = self._block.of_policy(source).read()
         assert state is not None, "a policy is copied only after it has learned"

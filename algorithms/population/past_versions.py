@@ -1,4 +1,4 @@
-"""The past versions of a policy on disk: checkpoints beside its own, so that a run goes on with the pool it had."""
+"""Past versions of a policy on disk, beside the checkpoints, for a resumed run."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ from appo.utils.values import is_number
 log = logging.getLogger(__name__)
 
 RATING = "rating"
-"""What a version's state says of its strength."""
+"""Name of the rating in the state of a version."""
 
 
 class Version(NamedTuple):
@@ -33,12 +33,7 @@ class Version(NamedTuple):
 
 
 class PastVersions:
-    """Keeps versions on disk; a thread writes, so that a slow disk stalls nothing.
-
-    Args:
-        folder: of the past versions of the policy.
-        table: name and shape of every weight.
-    """
+    """Keeps versions on disk; a thread writes, so a slow disk stalls nothing."""
 
     def __init__(self, folder: Path, table: Table) -> None:
         self.folder, self.table = folder, table
@@ -50,8 +45,8 @@ class PastVersions:
     def load(self, newest: int, limit: int) -> list[Version]:
         """Return the newest `limit` versions, oldest first.
 
-        Those beyond `newest` env steps, from which the run goes on, were taken back by a crash: they are removed, as
-        are those beyond the limit. One that is damaged is set aside.
+        Versions beyond `newest` env steps, the step of the resumed state, were undone by a crash. They are removed, as
+        are versions beyond the limit. A damaged version is set aside.
         """
         checkpoint_files.clean_temporaries(self.folder)
         found: list[Version] = []
@@ -73,7 +68,7 @@ class PastVersions:
         self._do(lambda: checkpoint_files.save(self.folder, name, encode(kept, self.table)))
 
     def remove(self, env_steps: int) -> None:
-        """Forget a version."""
+        """Remove a version."""
         self._do(lambda: checkpoint_files.remove(self.folder / checkpoint_files.checkpoint_name(env_steps)))
 
     def close(self) -> None:
@@ -100,7 +95,7 @@ class PastVersions:
 
 
 def _carefully(act: Callable[[], object]) -> None:
-    """Let a disk that refuses cost a version on it, not the training, which has the version in memory."""
+    """Log a failure of the disk; training still has the version in memory."""
     try:
         act()
     except AppoError as error:

@@ -1,7 +1,6 @@
-"""Main's part in self-play: it adds versions of the policy to a pool, says how often to draw each, and rates them."""
+"""Self-play in main: adds versions of the policy to a pool, rates the versions, and sets their probabilities."""
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from appo.algorithms.population.config import PopulationConfig
 from appo.algorithms.population.matchmaking import LEARNER
 from appo.algorithms.population.past_versions import PastVersions
+from appo.algorithms.population.ratings import Record, probabilities, rating_of
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
@@ -26,75 +26,10 @@ from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.roles import ACTOR
 from appo.algorithms.runtime.topology import Topology
 
-# How strong the policy that learns is against its past versions, and against which it should play; pure functions.
-#
-# A version keeps the rating that the learner had when it was taken; the first one has 0. The learner's is the one that
-# explains its last results best. 400 points are odds of 10 to 1 (Elo 1978, The Rating of Chessplayers).
-
-
-SCALE = 400 / math.log(10)
-
-PRIOR_GAMES = 1.0
-"""Drawn games that every version counts for beside those played, so that nothing is certain."""
-
-HARDNESS = 2
-"""Exponent of `hard` opponents."""
-
-LARGEST_STEP = 4000.0  # from the highest or lowest rating of a version: odds that no number of games can show
-
-BISECTIONS = 50
-
-
-class Record(NamedTuple):
-    """The recent results of the learner against a version; `score` are games won, those that were drawn count half."""
-
-    rating: float
-    games: int
-    score: float
-
-    @property
-    def win_rate(self) -> float:
-        """Return the share of games won, with the prior."""
-        return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
-
-
-def expected_score(rating: float, other: float) -> float:
-    """Return the expected score of a game between two ratings."""
-    return 1 / (1 + math.exp(-(rating - other) / SCALE))
-
-
-def rating_of(records: Sequence[Record]) -> float:
-    """Return the rating at which the expected score is that of all games (maximum likelihood); 0 without versions.
-
-    Source: Bradley and Terry 1952, Biometrika 39, with one strength unknown.
-    """
-    if not records:
-        return 0.0
-    score = sum(one.score + PRIOR_GAMES / 2 for one in records)
-    low = min(one.rating for one in records) - LARGEST_STEP
-    high = max(one.rating for one in records) + LARGEST_STEP
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        expected = sum((one.games + PRIOR_GAMES) * expected_score(middle, one.rating) for one in records)
-        low, high = (middle, high) if expected < score else (low, middle)
-    return (low + high) / 2
-
-
-def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
-    """Return how often each version is to be drawn.
-
-    Args:
-        records: of the versions.
-        opponents: uniform, or hard: by (1 - win rate)^2 (prioritized fictitious self-play, Vinyals et al. 2019).
-    """
-    weights = [1.0 if opponents == "uniform" else (1 - one.win_rate) ** HARDNESS for one in records]
-    return [weight / sum(weights) for weight in weights]
-
-
 log = logging.getLogger(__name__)
 
 TABLE_SECONDS = 1.0
-"""Between changes of the probabilities by new results."""
+"""Interval between changes of the probabilities by new results."""
 
 
 @dataclass
@@ -102,10 +37,10 @@ class Opponent:
     """A version in the pool.
 
     Attributes:
-        slot: policy number under which it plays.
-        env_steps: that it had learned from.
-        rating: of the learner then.
-        scores: of the learner in the last games against it: 1, 0.5 or 0.
+        slot: policy number of the version.
+        env_steps: env steps that the version has learned from.
+        rating: rating of the learner at that time.
+        scores: scores of the learner in the last games against the version: 1, 0.5 or 0.
     """
 
     slot: int
@@ -115,17 +50,17 @@ class Opponent:
 
     @property
     def record(self) -> Record:
-        """Return the record against the version, for the rating."""
+        """Return the results against the version."""
         return Record(self.rating, len(self.scores), sum(self.scores))
 
 
 class Pool(NamedTuple):
-    """The places where versions are kept: slots, blocks and files.
+    """The places of versions: slots, blocks and files.
 
     Attributes:
-        block: state of the learner, from which versions are taken.
-        rings: weights that play in each slot.
-        past: on disk.
+        block: state of the learner, the origin of versions.
+        rings: weights of each slot.
+        past: versions on disk.
     """
 
     block: StateBlock
@@ -134,18 +69,10 @@ class Pool(NamedTuple):
 
 
 class SelfPlay:
-    """The pool of past versions. It waits for nothing: it hears reports and gives the messages to send.
+    """The pool of past versions. It never waits: it takes reports and yields messages.
 
-    There is one slot more than versions in the pool. A version that leaves the pool is drawn no more, and its slot is
-    free when no group plays there any more; until then nothing joins. So every game is played to its end by who began
-    it.
-
-    Args:
-        config: flags of populations.
-        topology: of the run.
-        pool: where versions are.
-        monitor: told the figures.
-        resumed: env steps from which the learner goes on; None: it begins.
+    The pool has one slot more than versions. A version that leaves the pool is no longer drawn; its slot is free when
+    no group plays there, and no version joins before. Every game is played to the end by the policies that began it.
     """
 
     def __init__(
@@ -168,7 +95,7 @@ class SelfPlay:
             self._join(version.env_steps, version.rating, version.weights)
         self._due = not self.opponents  # the first version is the policy as it begins
         if self.opponents:
-            self._tell(range(topology.num_actors))
+            self._tell()
 
     def handle(self, message: Message) -> None:
         """Take in a report."""
@@ -185,11 +112,11 @@ class SelfPlay:
                 self._again(process)
 
     def tick(self) -> Iterator[Message]:
-        """Yield the messages that are to be sent now."""
+        """Yield the messages to send now."""
         if self._due and self.pool.block.writes and self._free_slots():
             self._take()
         if self._changed and time.monotonic() - self._told_at >= TABLE_SECONDS:
-            self._tell(range(self.topology.num_actors))
+            self._tell()
         messages, self._outbox = self._outbox, []
         yield from messages
 
@@ -207,7 +134,7 @@ class SelfPlay:
         return [slot for slot in self.pool.rings if slot not in taken]
 
     def _take(self) -> None:
-        """Let the learner's latest state join the pool, and the oldest version leave it."""
+        """Add the learner's latest state to the pool, and remove the oldest version."""
         state = self.pool.block.read()
         assert state is not None
         self._due, env_steps, rating = False, int(state.meta["env_steps"]), self.rating
@@ -219,7 +146,7 @@ class SelfPlay:
             oldest = self.opponents.pop(0)
             self._leaving[oldest.slot] = self._number + 1
             self.pool.past.remove(oldest.env_steps)
-        self._tell(range(self.topology.num_actors))
+        self._tell()
         self._show()
         log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
 
@@ -229,11 +156,10 @@ class SelfPlay:
         ring.publish(weights, ring.published + 1)
         self.opponents.append(Opponent(slot, env_steps, rating, deque(maxlen=self.window)))
 
-    def _tell(self, actors: Sequence[int]) -> None:
-        """Tell actors who is in the pool, and how often to draw each."""
+    def _tell(self) -> None:
         self._number += 1
         self._changed, self._told_at = False, time.monotonic()
-        self._say(actors)
+        self._say(range(self.topology.num_actors))
 
     def _say(self, actors: Sequence[int]) -> None:
         slots, versions = ([getattr(one, name) for one in self.opponents] for name in ("slot", "env_steps"))
@@ -243,7 +169,7 @@ class SelfPlay:
         ]
 
     def _again(self, process: str) -> None:
-        """Tell an actor that takes the place of a dead one; until it answers, nothing is known of its groups."""
+        """Send the table to a replacement actor, whose groups have answered nothing."""
         for actor in range(self.topology.num_actors):
             if process == str(Address(ACTOR.name, actor)) and self._number:
                 self._answers |= dict.fromkeys(self.topology.groups_of(actor), 0)
@@ -260,7 +186,7 @@ class SelfPlay:
         self._show()
 
     def _show(self) -> None:
-        """Let the reports show how the learner does against the pool."""
+        """Show the learner's results against the pool in the reports."""
         records = [one.record for one in self.opponents]
         rates = [one.score / one.games for one in records if one.games]
         shown = {"rating": self.rating, "pool": len(records), "games": self._games, "past_steps": self._past_steps}

@@ -1,7 +1,7 @@
-"""Batches on their way from a shard of the replay to the learner, and their errors on the way back, in shared memory.
+"""Batches from a shard of the replay to the learner, and errors back, in shared memory.
 
-Every number below has one writer and only grows, and is stored last. So whoever dies, what it was writing is as if it
-had not been begun: a shard draws another batch, a learner trains once more on the one that it had.
+Every count below has a single writer, only grows, and is stored last. Unfinished work of a process that dies does not
+count: a shard draws another batch, a learner trains again on the last one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.memory.weights import barrier
 
 PLACES = 3
-"""Batches of a shard that there is memory for: one is trained on, the next is there or drawn, one was before them."""
+"""Batches of a shard in memory: one in training, the next one, and a spare for drawing."""
 
 SHOWN = ("insert_us", "sample_ms", "update_ms", "age_samples", "waiting_slots", "held")
 """Figures whose sums and counts a shard keeps for the learner."""
 
 
 class Told(NamedTuple):
-    """Facts that a shard tells the learner of its replay.
+    """Facts of a shard's replay for the learner.
 
     Attributes:
         samples, env_steps: inserted in this start.
-        unsampled, dropped: of them, as `Note` has them.
-        size: steps that can be drawn.
+        unsampled, dropped: as in `Note`.
+        size: number of steps that can be drawn.
         priority: sum of their leaves.
         since: steps inserted since training began; 0 before.
     """
@@ -44,16 +44,12 @@ class Told(NamedTuple):
 
 
 class BatchRing:
-    """The batches of one shard; batch n, counted from 1, is in place n % `PLACES`.
-
-    Args:
-        arena: the shared memory.
-        prefix: of the names of its fields.
+    """The batches of a shard; batch n, counted from 1, is in place n % `PLACES`.
 
     Attributes:
-        tensors: of every place, by their names.
-        figures: of `SHOWN`, their sum and count so far, by the shard.
-        told: `Told`, by the shard.
+        tensors: tensors of every place by name.
+        figures: sum and count of each of `SHOWN`, written by the shard.
+        told: `Told`, written by the shard.
     """
 
     def __init__(self, arena: Arena, prefix: str) -> None:
@@ -66,7 +62,7 @@ class BatchRing:
 
     @staticmethod
     def declare(prefix: str, plan: ReplayPlan, shapes: Shapes) -> list[Field]:
-        """Return the fields for batches of these tensors."""
+        """Return the fields for batches of tensors with these shapes."""
         steps, count = shapes["valid"][0]
         drawn = len(Samples._fields)
         return [
@@ -83,21 +79,16 @@ class BatchRing:
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch can be drawn: that of which the place is has been trained on, and its errors are known."""
+        """Whether a batch can be drawn: the replay has the errors of the batch that used the place."""
         return self._word("filled") - self._word("answered") < PLACES - 1
 
     @property
     def next_tensors(self) -> Mapping[str, Array]:
-        """Where the next batch is to be written; there must be room."""
+        """Tensors of the next batch; requires room."""
         return self.tensors[(self._word("filled") + 1) % PLACES]
 
     def commit(self, samples: Samples, used: int) -> None:
-        """Hand the next batch on.
-
-        Args:
-            samples: what it was drawn from.
-            used: valid steps of all batches, with this one.
-        """
+        """Publish the next batch."""
         number = self._word("filled") + 1
         place = number % PLACES
         drawn = np.broadcast_arrays(samples.column, samples.step, samples.word)
@@ -108,46 +99,46 @@ class BatchRing:
 
     @property
     def unanswered(self) -> int:
-        """Batches that have been trained on and whose errors the replay does not know."""
+        """Number of trained batches whose errors the replay has not read."""
         return self._word("trained") - self._word("answered")
 
     def next_errors(self) -> tuple[Samples, Array]:
-        """Return the oldest of these, its samples and its errors [T, B], negative where there is none."""
+        """Return the oldest unanswered batch: samples and errors [T, B], negative: no error."""
         place = (self._word("answered") + 1) % PLACES
         column, step, word = self._drawn[place, :3]
         return Samples(column, step, word, np.zeros(0)), self._error[place]
 
     def answer(self) -> None:
-        """Note that the replay knows the errors that `next_errors` returns."""
+        """Note that the replay has the errors of `next_errors`."""
         barrier()
         self._words["answered"][0] += 1
 
     @property
     def filled_uses(self) -> int:
-        """Samples of all batches that were handed on."""
+        """Samples of all published batches."""
         return int(self._used[self._word("filled") % PLACES])
 
     # ---- by the learner
 
     @property
     def waiting(self) -> int:
-        """Batches that are there to be trained on."""
+        """Number of batches ready for training."""
         return self._word("filled") - self._word("trained")
 
     @property
     def next_place(self) -> int:
-        """The place of the next one."""
+        """Place of the next batch for training."""
         return (self._word("trained") + 1) % PLACES
 
     def give_back(self, error: Array | None) -> None:
-        """Hand back the errors [T, B] of the batch in `next_place`, which has been trained on; None: it has none."""
+        """Return the errors [T, B] of the batch in `next_place` after training; None: no errors."""
         self._error[self.next_place] = -1.0 if error is None else error
         barrier()
         self._words["trained"][0] += 1
 
     @property
     def trained_uses(self) -> int:
-        """Samples of all batches that were trained on."""
+        """Samples of all trained batches."""
         return int(self._used[self._word("trained") % PLACES])
 
     def _word(self, name: str) -> int:

@@ -1,64 +1,28 @@
-"""Frames in a ring, by number: as they are, or compressed by lz4 in a ring of bytes."""
+"""Frames in a ring by number: plain, or compressed by lz4 in a ring of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 
 LARGEST = 1 << 61
-"""Limit of what is counted through a whole run and read from a file: counting goes on from there in 64 bits."""
+"""Limit of counts in a file that continue through a run: counting goes on in 64 bits."""
 
 Packed = Sequence[bytes] | Array
-"""Frames as they are stored, one after the other."""
-
-
-class FrameStore(Protocol):
-    """Keeps the last F frames.
-
-    Attributes:
-        NAMES: of its arrays, whose fields have a common prefix.
-        size: F.
-    """
-
-    NAMES: ClassVar[tuple[str, ...]]
-    size: int
-
-    def pack(self, frames: Array) -> Packed:
-        """Return frames [n, P] as they are stored."""
-        ...
-
-    def has_room(self, first: int, end: int, packed: Packed) -> bool:
-        """Whether these fit behind frame `end` while frame `first`, and all since, stay."""
-        ...
-
-    def write(self, start: int, packed: Packed) -> None:
-        """Store frames from number `start` on, for which there must be room."""
-        ...
-
-    def take(self, place: Array, out: Array) -> None:
-        """Copy the frames in places [n], their numbers modulo F, to [n, P]."""
-        ...
-
-    def places(self, first: int, end: int) -> dict[str, list[tuple[int, int]]]:
-        """Return where frames lie in each array, from and to; two ranges where they go on at its start."""
-        ...
-
-    def reserve(self, spans: Array) -> Iterator[tuple[str, Array]]:
-        """Reserve memory for spans [n, 2] of frames; yields what is to be filled, and looks at it when asked again."""
-        ...
+"""Stored frames, in order."""
 
 
 class PlainFrames:
-    """Frames as they are.
+    """A ring of the last F frames, uncompressed.
 
-    Args:
-        arena: the shared memory.
-        prefix: of the names of the fields.
+    Attributes:
+        NAMES: names of the arrays behind the prefix.
+        size: F.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("frames",)
@@ -73,15 +37,15 @@ class PlainFrames:
         return [Field(f"{prefix}.frames", (frames, nbytes), "uint8", fills=True)]
 
     def pack(self, frames: Array) -> Array:
-        """Return the frames."""
+        """Return frames [n, P] in stored form."""
         return frames
 
     def has_room(self, first: int, end: int, packed: Packed) -> bool:
-        """Whether there are places enough."""
+        """Return whether frames fit behind frame `end` while all frames from `first` stay."""
         return end + len(packed) - first <= self.size
 
     def write(self, start: int, packed: Packed) -> None:
-        """Copy the frames in."""
+        """Store frames from number `start` on; requires room."""
         assert isinstance(packed, np.ndarray)
         count = len(packed)
         self._reserve(start + count)
@@ -91,15 +55,15 @@ class PlainFrames:
         self._frames[: count - before_end] = packed[before_end:]
 
     def take(self, place: Array, out: Array) -> None:
-        """Copy frames out."""
+        """Copy the frames in places [n], numbers modulo F, to [n, P]."""
         self._frames.take(place, axis=0, out=out, mode="clip")
 
     def places(self, first: int, end: int) -> dict[str, list[tuple[int, int]]]:
-        """Return where frames lie."""
+        """Return the ranges of frames in each array; two ranges where frames wrap around."""
         return {self.NAMES[0]: ranges(first, end, self.size)}
 
     def reserve(self, spans: Array) -> Iterator[tuple[str, Array]]:
-        """Reserve memory up to the last frame."""
+        """Reserve memory for spans [n, 2] of frames; yield arrays to be filled, and check each when asked again."""
         count = min(int(spans[:, 1].max(initial=0)), self.size)
         self._reserve(count)
         yield self.NAMES[0], self._frames[:count]
@@ -109,18 +73,13 @@ class PlainFrames:
 
 
 class PackedFrames:
-    """Frames that lz4 has made smaller, each in one piece of a ring of bytes; one that grows by it is as it was.
+    """A ring of bytes with lz4 frames, each in one piece; a frame that would grow is stored plain.
 
-    A frame that would go over the end of the ring begins at its start. Where a frame lies is counted in bytes through
-    the whole run, those that are left out at the end included.
-
-    Args:
-        arena: the shared memory.
-        prefix: of the names of the fields.
-        nbytes: P, of a frame as it is.
+    A frame that would cross the end of the ring begins at the start. Positions count bytes through the whole run,
+    skipped bytes at the end included. Methods are described in `PlainFrames`.
 
     Attributes:
-        num_bytes: of the ring.
+        num_bytes: length of the ring.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("packed", "at")
@@ -134,7 +93,7 @@ class PackedFrames:
 
     @staticmethod
     def declare(prefix: str, frames: int, nbytes: int, room: float) -> list[Field]:
-        """Return the fields for F frames in as many bytes as `room` frames have as they are."""
+        """Return the fields for F frames in the bytes of `room` plain frames."""
         return [
             Field(f"{prefix}.packed", (int(room * nbytes),), "uint8", fills=True),
             Field(f"{prefix}.at", (frames, 2), "int64", fills=True),  # first byte and end
@@ -149,7 +108,7 @@ class PackedFrames:
         return packed
 
     def has_room(self, first: int, end: int, packed: Packed) -> bool:
-        """Whether there are places and bytes enough."""
+        """Return whether places and bytes suffice."""
         if end + len(packed) - first > self.size:
             return False
         laid_out = self._laid_out(end, packed)
@@ -157,7 +116,7 @@ class PackedFrames:
         return laid_out[-1][1] - begin <= self.num_bytes
 
     def write(self, start: int, packed: Packed) -> None:
-        """Copy compressed frames in."""
+        """Copy compressed frames."""
         laid_out = self._laid_out(start, packed)
         self._reserve(start + len(packed), laid_out[-1][1])
         for number, ((begin, end), frame) in enumerate(zip(laid_out, packed, strict=True), start):
@@ -189,17 +148,17 @@ class PackedFrames:
         return np.frombuffer(self._decompress(frame, uncompressed_size=self.nbytes), np.uint8)
 
     def places(self, first: int, end: int) -> dict[str, list[tuple[int, int]]]:
-        """Return where frames lie; bytes may go on at the start of the ring."""
+        """Return the ranges of frames; none while another thread overwrites them."""
         begin, last = int(self._at[first % self.size, 0]), int(self._at[(end - 1) % self.size, 1])
         if not 0 < last - begin <= self.num_bytes:  # another thread writes there
             return {}
         return {"at": ranges(first, end, self.size), "packed": ranges(begin, last, self.num_bytes)}
 
     def reserve(self, spans: Array) -> Iterator[tuple[str, Array]]:
-        """Reserve memory for the places, then for the bytes that these name.
+        """Reserve memory for the places, then for the bytes named by the places.
 
         Raises:
-            ValueError: places are none, or bytes are no frame.
+            ValueError: damaged places, or bytes of no frame.
         """
         count = min(int(spans[:, 1].max(initial=0)), self.size)
         self._reserve(count, 0)
@@ -228,7 +187,7 @@ class PackedFrames:
 
 
 def ranges(first: int, end: int, size: int) -> list[tuple[int, int]]:
-    """Return where what is counted from `first` to `end` lies in a ring of this size.
+    """Return the ranges from `first` to `end` in a ring of this size.
 
     >>> ranges(7, 9, 8), ranges(8, 10, 8)
     ([(7, 8), (0, 1)], [(0, 2)])

@@ -1,7 +1,7 @@
-"""Observations that stack the last k frames, stored as single frames: each once, wherever an episode begins.
+"""Observations that stack the last k frames, stored as single frames, each once.
 
-How an observation overlaps with the one before is read off the two and not assumed. So what comes out equals what went
-in, bit by bit, whatever an environment shows; where it is no stack after all it only takes more frames.
+The overlap of successive observations is read off the observations and not assumed. Reading returns the inserted bits
+exactly, for every environment; an observation that is no stack only takes more frames.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.algorithms.replay.frame_stores import LARGEST, FrameStore, Packed, PackedFrames, PlainFrames
+from appo.algorithms.replay.frame_stores import LARGEST, Packed, PackedFrames, PlainFrames
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.envs.spec import ObservationSpec, is_channels_first
 
@@ -20,12 +20,12 @@ WORDS = ("uint64", "uint32", "uint16", "uint8")
 
 
 class Stack(NamedTuple):
-    """How an observation consists of frames: its elements are [outer, frames, inner].
+    """Layout of an observation as frames: elements are [outer, frames, inner].
 
     Attributes:
-        frames: k, of an observation.
-        outer: parts of a frame that lie apart; 1 where channels come first.
-        inner: elements of such a part.
+        frames: k, frames of an observation.
+        outer: separate parts of a frame; 1 where channels come first.
+        inner: elements of a part.
     """
 
     frames: int
@@ -39,13 +39,10 @@ class Stack(NamedTuple):
 
 
 def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | None:
-    """Return how an observation stacks frames, by its shape; None: it does not.
+    """Return the stack in an observation by shape; None: not a stack.
 
-    Images of bytes do whose channels are no three of one picture: then each channel is a frame, or each three are.
-
-    Args:
-        observation: as it is stored.
-        single: whether an image that is no stack counts as one of a single frame.
+    Images of bytes with more channels than a picture are stacks: each frame has three channels, or one. With `single`
+    every other image counts as a stack of one frame.
     """
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) != 3:
@@ -61,36 +58,25 @@ def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | N
 
 
 class FrameRing:
-    """The frames of one observation key of all columns, in a ring: columns that begin many episodes take more of it.
-
-    Args:
-        arena: the shared memory.
-        prefix: of the names of the fields.
-        stack: of the observations.
+    """The frames of an observation key of all columns in a ring; columns with many episodes take more frames.
 
     Attributes:
-        store: of the frames themselves.
-        size: F, frames that fit.
+        store: store of the frames.
+        size: F, capacity in frames.
     """
 
     def __init__(self, arena: Arena, prefix: str, stack: Stack) -> None:
         self.stack, self._index, self._span = stack, arena[f"{prefix}.index"], arena[f"{prefix}.span"]
         packed = f"{prefix}.{PackedFrames.NAMES[0]}" in arena
-        self.store: FrameStore = PackedFrames(arena, prefix, stack.size) if packed else PlainFrames(arena, prefix)
+        self.store = PackedFrames(arena, prefix, stack.size) if packed else PlainFrames(arena, prefix)
         self.size = self.store.size
 
     @staticmethod
     def declare(prefix: str, stack: Stack, columns: int, rollout: int, share: float | None = None) -> list[Field]:
-        """Return the fields for so many columns [T+1] of observations.
+        """Return the fields for N columns of T+1 observations; None as `share` means plain frames.
 
-        There is room for half a frame more per column than a column needs in which no episode begins.
-
-        Args:
-            prefix: of the names of the fields.
-            stack: of the observations.
-            columns: N.
-            rollout: T.
-            share: of the bytes of all these frames, that compressed ones have; None: they are stored as they are.
+        The ring has half a frame per column more than columns without a beginning episode need. Compressed frames get
+        `share` of the bytes of plain frames.
         """
         needed = columns * (rollout + stack.frames) + columns // 2
         newest = (rollout + 1) * stack.frames
@@ -107,56 +93,48 @@ class FrameRing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all its arrays, those of the frames first."""
+        """Names of all arrays, those of the frames first."""
         return (*self.store.NAMES, "index", "span")
 
     def frames_of(self, column: Sequence[int] | int) -> Array:
-        """Return where the frames of columns begin and end, counted through the whole run, [*, 2]."""
+        """Return first frame and end of columns, counted through the whole run, [*, 2]."""
         span: Array = self._span[column]
         return span
 
     def places(self, column: int) -> dict[str, list[tuple[int, int]]]:
-        """Return where the frames of a column lie in the arrays of the store, from and to; two where they go on at 0.
-
-        There is none while another process, or thread, writes the column.
-        """
+        """Return the ranges of a column's frames in the store's arrays; empty while another thread writes there."""
         first, after = self._span[column].tolist()
         return self.store.places(first, after) if 0 < after - first <= self.size else {}
 
     def reserve(self, columns: Array) -> Iterator[tuple[str, Array]]:
-        """Reserve the memory of the frames of columns, whose spans are known; yields what is to be filled with them.
-
-        Args:
-            columns: of which there are spans and indices, in the order in which they were inserted.
+        """Reserve the memory of the frames of columns with known spans; yield the arrays to be filled.
 
         Raises:
-            ValueError: what an array has been filled with cannot be.
+            ValueError: an array contains impossible values.
         """
         spans = self._span[columns]
         first, after = spans.T
         grow = (first >= 0).all() and (first < after).all() and (after[:-1] <= first[1:]).all()
-        if not grow or (len(spans) and not self._fits(int(first[0]), int(after[-1]))):
+        begin, end = (int(first[0]), int(after[-1])) if len(spans) else (0, 0)
+        if not grow or end - begin > self.size or end >= LARGEST:
             raise ValueError("it is damaged: frames cannot lie where it says")
         if (self._index[columns].max(axis=(1, 2), initial=0) >= after - first).any():
             raise ValueError("it is damaged: observations consist of frames that are not theirs")
         yield from self.store.reserve(spans)
 
-    def _fits(self, first: int, after: int) -> bool:
-        return after - first <= self.size and after < LARGEST
-
     def pack(self, obs: Array, stored: Array) -> Packed:
-        """Return the frames of observations [T+1, *] as they are stored; `stored` as `plan` gives it."""
+        """Return the frames of observations [T+1, *] in stored form; `stored` comes from `plan`."""
         steps, stack = len(obs), self.stack
         at, of = stored.nonzero()
         frames = obs.reshape(steps, stack.outer, stack.frames, stack.inner)[at, :, of]
         return self.store.pack(frames.reshape(len(at), stack.size))
 
     def has_room(self, first: int, end: int, packed: Packed) -> bool:
-        """Whether these frames fit behind frame `end` while frame `first`, and all since, stay."""
+        """Return whether frames fit behind frame `end` while all frames from `first` stay."""
         return self.store.has_room(first, end, packed)
 
     def plan(self, obs: Array) -> Array:
-        """Return which frames [T+1, k] of observations [T+1, *] must be stored: the others lie beside them already."""
+        """Return the frames [T+1, k] of observations [T+1, *] that must be stored; the rest is stored already."""
         steps, stack = len(obs), self.stack
         frames = obs.reshape(steps, stack.outer, stack.frames, stack.inner)
         words = frames.view(next(word for word in WORDS if stack.inner % np.dtype(word).itemsize == 0))
@@ -170,13 +148,9 @@ class FrameRing:
         return stored
 
     def write(self, column: int, start: int, stored: Array, packed: Packed) -> None:
-        """Store the observations of a column.
+        """Store the observations of a column from frame `start` on, counted through the whole run; requires room.
 
-        Args:
-            column: whose.
-            start: its first frame, counted through the whole run; nothing that is needed may lie in its way.
-            stored: [T+1, k] as `plan` gives it for them.
-            packed: as `pack` gives it.
+        `stored` [T+1, k] comes from `plan`, `packed` from `pack`.
         """
         place = (np.cumsum(stored) - 1).reshape(stored.shape)
         index = self._index[column]
@@ -189,13 +163,7 @@ class FrameRing:
         self._span[column] = start, start + len(packed)
 
     def read(self, column: Array, step: Array, out: Array) -> None:
-        """Copy observations out.
-
-        Args:
-            column: [B] of each.
-            step: [B] of each, from 0 to T.
-            out: [B, *] for them, contiguous.
-        """
+        """Copy observations at columns [B] and steps [B], from 0 to T, to contiguous memory [B, *]."""
         stack, count = self.stack, len(column)
         number = (self._span[column, 0][:, None] + self._index[column, step]).ravel() % self.size
         if stack.outer == 1:

@@ -1,11 +1,11 @@
-"""A replay on disk, so that a later start of the run goes on with it (`--save_replay`).
+"""A replay on disk for later starts of the run (`--save_replay`).
 
-The file is an image of the shared memory, with room for all of it and holes where nothing has been inserted. New
-content alone is written. The words of columns come last, and words of columns that will be overwritten are struck out
-first: whenever writing is cut off, all columns that still have a word are whole.
+The file is an image of the shared memory with holes for empty places. Only new content is written. Words of columns
+come last, and words of columns about to be overwritten are erased first: after any interruption, every column with a
+word is complete.
 
-Each column has a checksum. What changes with every batch (priorities, words) has one together, which does not count
-while it is written. Files of before there were checksums get them with the next writing.
+Each column has a checksum. Priorities and words, which change with every batch, have a common checksum that does not
+count during writing. Files without checksums get them with the next writing.
 """
 
 from __future__ import annotations
@@ -36,19 +36,14 @@ log = logging.getLogger(__name__)
 HEADER_BYTES = PAGE = 4096
 WORD, DRAWN, CHECK = "word", "drawn", "check"
 WHOLE = ("note", "leaf", "largest", "pace")
-"""Arrays that are written as a whole every time, as priorities change everywhere."""
+"""Arrays written as a whole every time, because priorities change everywhere."""
 REST = 512
-"""Place of the checksum of words, of `drawn` and of `WHOLE` but for notes; one sector of a disk is written whole."""
+"""Place of the checksum of words, `drawn` and `WHOLE` without notes; a disk writes a sector completely."""
 NOT_WRITTEN = b"%08x" % 0
 
 
 class ReplayFile:
-    """The file of a replay.
-
-    Args:
-        path: of the file.
-        storage: the replay.
-    """
+    """The file of a replay."""
 
     def __init__(self, path: Path, storage: ReplayStorage) -> None:
         self.path, self.storage = path, storage
@@ -67,13 +62,11 @@ class ReplayFile:
         self._unchecked = f"replay 1 {digest}\n{numbers}\n".encode()
         self._header = f"replay 2 {digest}\n{numbers} {zlib.crc32(numbers.encode()):08x}\n".encode()
 
-    # ---- out
-
     def save(self) -> int:
-        """Write what is new, while columns may be inserted; return how many steps can be drawn of what the file has.
+        """Write new content while columns may be inserted; return the number of drawable steps in the file.
 
         Raises:
-            OSError: the disk is full, or refuses; what was whole in the file still is.
+            OSError: the disk is full or refuses; complete columns in the file stay complete.
         """
         storage = self.storage
         descriptor = self._open()
@@ -110,7 +103,7 @@ class ReplayFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """Open the file to write; one of another shape is put aside."""
+        """Open the file for writing; a file of another shape is put aside."""
         descriptor = update_own(self.path)
         if os.fstat(descriptor).st_size and not self._header_in(descriptor):
             os.close(descriptor)
@@ -119,7 +112,7 @@ class ReplayFile:
         return descriptor
 
     def _begin(self, descriptor: int) -> Array:
-        """Return the words of the columns that are whole in the file, with a checksum each; the file may be new."""
+        """Return the words of complete columns in the file, each with a checksum; the file may be new."""
         words, header = np.zeros_like(self.storage.word), self._header_in(descriptor)
         os.ftruncate(descriptor, self._nbytes)
         if header and self._saved is not None:
@@ -139,7 +132,7 @@ class ReplayFile:
         return words
 
     def _checksum(self, column: int, word: int) -> int:
-        """Return the checksum of all of a column that stays as it is, as memory has it."""
+        """Return the checksum of the constant part of a column in memory."""
         found = zlib.crc32(_bytes_of(np.array([word, *self._arrays["note"][column, 1:]], np.int64)))
         for name in self._of_columns:
             if name != DRAWN:
@@ -149,7 +142,6 @@ class ReplayFile:
         return found
 
     def _frames_of(self, column: int) -> Iterator[tuple[str, int, int]]:
-        """Yield where frames of a column lie: array, from and to."""
         for key, ring in self.storage.rings.items():
             for array, places in ring.places(column).items():
                 yield from ((f"obs.{key}.{array}", *place) for place in places)
@@ -162,25 +154,22 @@ class ReplayFile:
                 self._write(descriptor, name, self._arrays[name][first:after], first)
 
     def _header_in(self, descriptor: int) -> bytes:
-        """Return the header of the file if it is of this shape, with checksums or of before there were any."""
+        """Return the header of a file of this shape, with or without checksums; empty: another shape."""
         size, begin = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
         sizes = {self._header: (self._nbytes,), self._unchecked: (self._place[CHECK], self._nbytes)}
         return next((header for header in sizes if begin.startswith(header) and size in sizes[header]), b"")
 
     def _write(self, descriptor: int, name: str, array: Array, begin: int = 0) -> None:
-        """Write elements of an array from index `begin` on."""
         left = _bytes_of(array)
         place = self._place[name] + begin * (array.nbytes // max(1, len(array)))
         while left:
             written = os.pwrite(descriptor, left[: 1 << 30], place)
             left, place = left[written:], place + written
 
-    # ---- in
-
     def load(self) -> None:
-        """Fill the replay, which must be empty, with what the file holds, if there is such a file.
+        """Fill the empty replay from the file, if the file exists.
 
-        A file that is damaged, or of a replay of another shape, is put aside with a warning.
+        A file that is damaged or has another shape is put aside with a warning.
         """
         storage = self.storage
         try:
@@ -233,7 +222,7 @@ class ReplayFile:
         storage.word[:] = word
 
     def _read_words(self, descriptor: int, word: Array) -> Array:
-        """Read the words of columns; return which columns are whole."""
+        """Read the words of columns; return the complete columns."""
         self._read(descriptor, WORD, word)
         whole = np.flatnonzero(word)
         number = word[whole] // 2
@@ -243,7 +232,7 @@ class ReplayFile:
         return whole
 
     def _check_columns(self, whole: Array) -> None:
-        """Refuse what would be read beside arrays later: flags that are no flags, and actions that there are not."""
+        """Refuse flags that are not boolean and actions out of range, which later code would use as indices."""
         arrays, parts = self.storage.arrays, self.storage.spec.action.parts
         flags = [array for array in arrays.values() if array.dtype == np.bool_]
         if any((flag.view(np.uint8)[whole] > 1).any() for flag in flags):
@@ -260,7 +249,7 @@ class ReplayFile:
             raise ValueError("it is damaged: a priority is negative or no number")
 
     def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:
-        """Refuse columns that are not as they were written, and numbers that nothing can be learned from."""
+        """Refuse columns that differ from their checksum, and values that are not finite."""
         arrays, observations = self._arrays, [f"obs.{key}" for key in self.storage.obs]
         for column in whole.tolist():
             if has_checks and self._checksum(column, int(word[column])) != self._check[column]:
@@ -285,12 +274,11 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def _used(word: Array) -> int:
-    """Return the number of places up to the last one with a word."""
     return int(np.flatnonzero(word).max(initial=-1)) + 1
 
 
 def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
-    """Return the checksum of words and of all that changes with every batch; notes are in the checksums of columns."""
+    """Return the checksum of all content that changes with every batch; checksums of columns include notes."""
     found = zlib.crc32(_bytes_of(word))
     for array in (*(rest[name] for name in WHOLE[1:]), rest[DRAWN][: _used(word)]):
         found = zlib.crc32(_bytes_of(array), found)
@@ -298,7 +286,7 @@ def _checksum_of_rest(word: Array, rest: Mapping[str, Array]) -> bytes:
 
 
 def kept_shape(path: Path) -> tuple[int, int] | None:
-    """Return columns and steps of each that the file of a replay has; None: it does not say so."""
+    """Return columns and steps per column of a replay file; None: not readable."""
     with contextlib.suppress(OSError, ValueError):
         with open_own(path) as file:
             columns, rollout, *check = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
@@ -308,7 +296,7 @@ def kept_shape(path: Path) -> tuple[int, int] | None:
 
 
 def runs(chosen: Array) -> list[tuple[int, int]]:
-    """Return where runs of True [N] begin and end.
+    """Return start and end of the runs of True in [N].
 
     >>> runs(np.array([True, True, False, True]))
     [(0, 2), (3, 4)]
@@ -318,16 +306,7 @@ def runs(chosen: Array) -> list[tuple[int, int]]:
 
 
 class ReplayKeeper:
-    """Writes what is new of the replay that its process has, in a thread of its own and when the run stops.
-
-    It is beside the learner, or beside a shard.
-
-    Args:
-        file: of the replay; None: it is not kept.
-        seconds: from one time to the next.
-        clock: monotonic seconds.
-        name: of this worker.
-    """
+    """Writes the new content of the replay in its process, the learner's or a shard's, by a thread and at the stop."""
 
     def __init__(
         self,
@@ -342,7 +321,7 @@ class ReplayKeeper:
         self._due = clock() + seconds
 
     def handle(self, message: Message) -> Iterator[Message]:
-        """Let main show what has become of the file; write the rest when the run stops."""
+        """Report warnings of the file to main at the start; write the rest when the run stops."""
         if isinstance(message, Begin) and (raised := take_raised()):
             yield WorkerReport(self.name, {}, raised)
         if isinstance(message, Stop) and self.file is not None:
@@ -350,11 +329,11 @@ class ReplayKeeper:
             self._save(self.file)
 
     def pending(self) -> bool:
-        """Whether it is time to write."""
+        """Return whether writing is due."""
         return self.file is not None and self.clock() >= self._due
 
     def work(self) -> Iterator[Message]:
-        """Let the thread write, unless it still does."""
+        """Start writing in the thread, unless the last writing is unfinished."""
         file = self.file
         assert file is not None
         self._due = self.clock() + self.seconds
@@ -364,7 +343,7 @@ class ReplayKeeper:
 
     @staticmethod
     def _save(file: ReplayFile) -> None:
-        """A failure, of a full disk for example, costs nothing but that time."""
+        """Save; a failure, for example of a full disk, is logged and tried again later."""
         began = time.monotonic()
         try:
             steps = file.save()

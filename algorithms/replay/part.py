@@ -1,4 +1,4 @@
-"""A replay as the process that has it sees it: it inserts what is handed over and draws batches, at a pace."""
+"""The replay in the process that owns it: insertion of slots and paced draws of batches."""
 
 from __future__ import annotations
 
@@ -25,22 +25,14 @@ FOLLOWED = {
     "gamma": "gamma",
     "replay_ratio": "replay_ratio",
 }
-"""What of a plan may change while a run learns -> the flag that says it."""
+"""Field of a plan that may change during a run -> the flag with the value."""
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
-"""Name of a tensor of a batch -> its shape and dtype."""
+"""Name of a tensor of a batch -> shape and dtype."""
 
 
 def batch_shapes(plan: ReplayPlan, spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int) -> Shapes:
-    """Return the tensors of a batch of single steps, or of whole columns.
-
-    Args:
-        plan: of the replay; its `batch_size` says how many steps or, in whole columns, how many columns there are.
-        spec: of the environment.
-        rollout: T.
-        segments: of backpropagation through time in a column.
-        rnn_state_size: H.
-    """
+    """Return the tensors of a batch of single steps or of whole columns."""
     a = column_shapes(spec, rollout, segments, rnn_state_size)
     steps, count = (rollout, plan.columns_of_batch(rollout)) if plan.sequences else (1, plan.batch_size)
     obs = {f"obs.{key}": ((steps + 1, count, *o.shape), o.dtype) for key, o in spec.observations.items()}
@@ -54,23 +46,16 @@ def batch_shapes(plan: ReplayPlan, spec: EnvSpec, rollout: int, segments: int, r
 
 
 class ReplayPart:
-    """Inserts columns into a replay, each once whoever dies in between, and draws batches from it.
+    """Inserts every column into a replay exactly once, across crashes, and draws batches.
 
-    Batches are of single steps, [1, B] with observations [2, B, *] at t and t+m, n-step rewards and, among what is
-    recorded, `discount` and `weight`. Weights are 1 / (N P(i)) over the largest of the batch; the learner raises them
-    to beta, as it knows how far training is. With `--batch_replay` they are of whole columns: [T, B] with observations
-    [T+1, B, *], and `length` says m of every step.
-
-    Args:
-        plan: of the replay.
-        storage: the replay.
-        trajectories: the shared arrays.
-        policies: the policy that trains, and of how many.
-        random: of what is drawn.
+    A batch of single steps is [1, B], with observations [2, B, *] at t and t+m, n-step rewards, and the recorded
+    `discount` and `weight`. Weights are 1 / (N P(i)) over the largest weight of the batch; the learner raises them to
+    beta, which depends on the progress of training. With `--batch_replay` a batch has whole columns: [T, B],
+    observations [T+1, B, *], and `length`, the m of every step.
 
     Attributes:
-        pace: as it is noted in shared memory.
-        figures: means of what it costs.
+        pace: counts as noted in shared memory.
+        figures: means of costs.
     """
 
     def __init__(
@@ -86,68 +71,44 @@ class ReplayPart:
         self.pace = Pace(*storage.pace.tolist())
         self.figures = Figures()
 
-    # ---- pace
-
     def set_pace(self, **changes: int) -> None:
-        """Note another pace, for whoever comes after this process too."""
+        """Change counts of the pace, also in shared memory for a successor of this process."""
         self.pace = self.pace._replace(**changes)
         self.storage.pace[:] = self.pace
 
     def begin(self, samples: int, env_steps: int) -> None:
-        """Note, in the first process of a start, from where it counts; uses are owed of what enters from now on.
-
-        Args:
-            samples: agent steps that have entered before, as they are told.
-            env_steps: frames behind them.
-        """
+        """Note the counts at the first process of a start; only steps inserted from now on owe uses."""
         totals = self.storage.totals
         before = {"samples": samples - totals.samples, "env_steps": env_steps - totals.env_steps}
         self.set_pace(**before, used=0, starts=totals.samples + 1 if self.pace.starts else 0, known=1)
 
     @property
     def owes(self) -> bool:
-        """Whether a batch is due: training has begun, and the uses of what has been inserted are not all made."""
+        """Whether a batch is due: training has begun, and inserted steps still owe uses."""
         if not self.pace.starts:
             return False
-        return not self.plan.replay_ratio or self.pace.used + self._samples_of_batch <= self._owed
+        ratio = self.plan.replay_ratio
+        return not ratio or self.pace.used + self.plan.batch_size <= ratio * self.since_start
 
     @property
     def holds_actors(self) -> bool:
-        """Whether nothing may be inserted now, as uses are owed."""
+        """Whether owed uses forbid insertion now."""
         return self.plan.replay_ratio > 0 and self.owes
-
-    @property
-    def _samples_of_batch(self) -> int:
-        return self.plan.batch_size
-
-    @property
-    def _owed(self) -> float:
-        """Uses of all steps inserted since training began."""
-        return self.plan.replay_ratio * self.since_start
 
     @property
     def since_start(self) -> int:
         """Steps inserted since training began; 0 before."""
         return self.storage.totals.samples + 1 - self.pace.starts if self.pace.starts else 0
 
-    @property
-    def _is_filled(self) -> bool:
-        """Whether training may begin: there are steps enough, or as many as the replay has room for."""
-        size = self.storage.size
-        return size >= self.plan.learning_starts or (size > 0 and self.storage.oldest > 1)
-
-    # ---- in
-
     def mine(self, slot: int) -> Array:
-        """[T, R] valid steps of the policy."""
+        """Return the valid steps of the policy, [T, R]."""
         valid: Array = self.trajectories.valid[slot]
-        if self.num_policies == 1:
-            return valid
-        mine: Array = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
-        return mine
+        if self.num_policies > 1:
+            valid = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
+        return valid
 
     def insert(self, message: TrajectoryReady) -> int:
-        """Insert the columns of a slot that have steps of the policy and are not used; how many steps these have."""
+        """Insert the unused columns of a slot that contain steps of the policy; return the number of these steps."""
         slot, t, began = message.slot, self.trajectories, time.perf_counter()
         valid = self.mine(slot)
         rows, steps, inserted = valid.shape[1], 0, 0
@@ -159,16 +120,16 @@ class ReplayPart:
                 inserted += count
             steps += count
             note_columns_used(t, message, row + 1)
-        if not self.pace.starts and self._is_filled:
+        size = self.storage.size
+        is_filled = size >= self.plan.learning_starts or (size > 0 and self.storage.oldest > 1)  # enough, or all room
+        if not self.pace.starts and is_filled:
             self.set_pace(starts=self.storage.totals.samples + 1)
         if inserted:
             self.figures.add("insert_us", 1e6 * (time.perf_counter() - began) / inserted)
         return steps
 
-    # ---- out
-
     def draw(self, staging: Mapping[str, Array]) -> Samples:
-        """Draw a batch, which counts as used, into tensors of `batch_shapes`."""
+        """Draw a batch into tensors of `batch_shapes`; the batch counts as used."""
         began = time.perf_counter()
         columns = self.plan.columns_of_batch(self.storage.rollout) if self.plan.sequences else self.plan.batch_size
         samples = self.storage.draw(columns, self.random)
@@ -187,7 +148,7 @@ class ReplayPart:
 
     @np.errstate(over="ignore")  # a loss that is not finite makes no step
     def _copy_steps(self, samples: Samples, staging: Mapping[str, Array]) -> None:
-        """Copy single steps, with the observation that follows the n-step return."""
+        """Copy single steps, with the observation after the n-step return."""
         storage, arrays = self.storage, self.storage.arrays
         column, step = samples.column, samples.step
         returns = storage.returns_of(samples)
@@ -203,7 +164,7 @@ class ReplayPart:
         staging["valid"][:], staging["first"][:] = True, False
 
     def _copy_columns(self, samples: Samples, staging: Mapping[str, Array]) -> None:
-        """Copy whole columns, each step with its n-step return."""
+        """Copy whole columns, with an n-step return per step."""
         storage, arrays = self.storage, self.storage.arrays
         column, (rollout, count) = samples.column, staging["reward"].shape
         step, columns = np.repeat(np.arange(rollout + 1), count), np.tile(column, rollout + 1)
@@ -219,13 +180,13 @@ class ReplayPart:
             staging[name][:] = arrays[name][column].swapaxes(0, 1)
 
     def update(self, samples: Samples, error: Array) -> None:
-        """Give what was drawn the priorities that follow from these errors [T, B], negative where a step has none."""
+        """Set the priorities of samples from errors [T, B]; negative: no error."""
         began = time.perf_counter()
         self.storage.update(samples, error)
         self.figures.add("update_ms", 1e3 * (time.perf_counter() - began))
 
     def follow(self, flags: Any) -> None:
-        """Sum rewards and keep the pace as these flags say, from now on; uses are owed of what enters from now on."""
+        """Follow other flags from now on; after a change of the ratio only new steps owe uses."""
         plan = replace(self.plan, **{name: getattr(flags, flag) for name, flag in FOLLOWED.items()})
         if plan == self.plan:
             return
@@ -235,18 +196,18 @@ class ReplayPart:
 
 
 class Figures:
-    """Means of figures since they were last taken."""
+    """Means of figures since the last `take`."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, int]] = {}
 
     def add(self, name: str, value: float) -> None:
-        """Take in a value."""
+        """Add a value."""
         total, count = self.sums.get(name, (0.0, 0))
         self.sums[name] = total + value, count + 1
 
     def take(self) -> dict[str, float]:
-        """Return the means, and begin anew."""
+        """Return the means and start afresh."""
         means = {name: total / count for name, (total, count) in self.sums.items()}
         self.sums = {}
         return means

@@ -1,7 +1,7 @@
-"""Replays in processes of their own (Ape-X, arXiv:1803.00933, section 3): a share of what is handed over goes to each.
+"""Replays in processes of their own (Ape-X, arXiv:1803.00933, section 3), each with a share of the slots.
 
-A shard inserts, draws and brings priorities up to date beside the learner, which then does nothing but train. Batches
-and errors travel through shared memory (`BatchRing`), so each of both may die at any moment.
+A shard inserts, draws and updates priorities beside the learner, which only trains. Batches and errors travel through
+shared memory (`BatchRing`), so each process may die at any moment.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from appo.utils.timing import COPYING, FRAMEWORK, clock
 
 
 def shard_prefix(policy: int, shard: int) -> str:
-    """Return how the names of the fields of a shard begin."""
+    """Return the start of the names of a shard's fields."""
     return f"replay.{policy}.{shard}"
 
 
 def num_shards(arena: Arena, policy: int) -> int:
-    """Return how many shards the replay of a policy has; 0: the learner has it."""
+    """Return the number of shards of a policy's replay; 0: the learner owns the replay."""
     count = 0
     while f"{shard_prefix(policy, count)}.told" in arena:
         count += 1
@@ -52,15 +52,7 @@ def num_shards(arena: Arena, policy: int) -> int:
 def shard_fields(
     plan: ReplayPlan, spec: EnvSpec, topology: Topology, rnn_state_size: int, places: tuple[int, int]
 ) -> list[Field]:
-    """Declare the shared memory of all shards of a policy, of their batches and of what their learner notes.
-
-    Args:
-        plan: of the replay.
-        spec: of the environment.
-        topology: how many policies there are in all, and how long rollouts are.
-        rnn_state_size: H.
-        places: the policy, and how many shards it has.
-    """
+    """Declare the shared memory of all shards of a policy, of the batches, and of the learner's notes."""
     policy, shards = places
     rollout, own = topology.rollout, plan.share(shards)
     columns, n = column_shapes(spec, rollout, 1, rnn_state_size), num_columns(own, rollout, topology.num_policies)
@@ -76,15 +68,7 @@ def shard_fields(
 def make_shard(
     address: Address, context: Context, plan: ReplayPlan, trajectories: Trajectories, path: Path | None
 ) -> ReplayShard:
-    """Make a shard as its place has it: what another process has left, what the file holds, or nothing.
-
-    Args:
-        address: of the worker.
-        context: of its policy, with the shared memory.
-        plan: of the whole replay.
-        trajectories: the shared arrays.
-        path: of the file in which the shard is kept; None: there is none.
-    """
+    """Make a shard with the content of shared memory, of the file, or empty."""
     arena, seeds, (policy, shard) = context.arena, context.seeds, (address.index, address.member)
     assert arena is not None
     assert seeds is not None
@@ -101,15 +85,7 @@ def make_shard(
 
 
 class ReplayShard:
-    """Inserts what is handed over to it, and draws batches ahead of the learner at the pace of `--replay_ratio`.
-
-    Args:
-        address: of this worker; its index is the policy, its member the number of the shard.
-        part: the replay of the shard.
-        ring: its batches.
-        units: counts what it does.
-        file: in which its replay is kept; None: there is none.
-    """
+    """Inserts slots and draws batches ahead of the learner at the pace of `--replay_ratio`."""
 
     def __init__(
         self, address: Address, part: ReplayPart, ring: BatchRing, units: Units, file: ReplayFile | None = None
@@ -135,11 +111,11 @@ class ReplayShard:
         return bool(self.queue) and not self.part.holds_actors
 
     def pending(self) -> bool:
-        """Whether there are errors to take in, a batch to draw or a slot to insert."""
+        """Return whether errors, a due batch or a slot wait."""
         return self.ring.unanswered > 0 or self._may_draw or self._may_insert
 
     def work(self) -> Iterator[Message]:
-        """Take in errors, draw a batch that is due, and insert a slot unless uses are owed; tell learner and actor."""
+        """Read errors, draw a due batch, insert a slot unless uses are owed; notify learner and actor."""
         clock.enter(COPYING)
         self.part.figures.add("waiting_slots", len(self.queue))
         self.part.figures.add("held", float(bool(self.queue) and self.part.holds_actors))
@@ -165,7 +141,7 @@ class ReplayShard:
         yield Wake(Address(LEARNER.name, self.address.index))
 
     def _tell(self) -> None:
-        """Note what the learner reads of this shard."""
+        """Write the learner's view of the shard."""
         storage, pace = self.part.storage, self.part.pace
         totals = storage.totals
         self.ring.told[:] = Told(

@@ -1,4 +1,4 @@
-"""The source of batches that are drawn from a replay (Ape-X, arXiv:1803.00933; priorities: arXiv:1511.05952)."""
+"""Sources of batches from a replay (Ape-X, arXiv:1803.00933; priorities: arXiv:1511.05952)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from appo.algorithms.replay.shards import num_shards, shard_prefix
 from appo.algorithms.replay.storage import Pace, ReplayPlan, ReplayStorage, Samples
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
-from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.ownership import LearnerLedger, columns_used
 from appo.algorithms.runtime.memory.slots import Trajectories
@@ -27,21 +27,15 @@ from appo.algorithms.runtime.roles import Role
 
 
 class ReplaySource(BatchSource):
-    """Inserts what is handed over into a replay, releases the slots at once, and gives batches drawn from it.
+    """Inserts slots into a replay, releases the slots at once, and returns drawn batches.
 
-    A step enters when it is inserted. While the learner owes uses of what has entered, slots wait and so hold the
-    actors; while none are owed, the learner waits. All of that is in shared memory: a learner that takes the place of
-    one that died goes on with the same replay, pace and counts. Batches are as `ReplayPart` draws them.
-
-    Args:
-        plan: of the replay.
-        context: of the learner, with the shared memory.
-        trajectories: the shared arrays.
-        lockstep: slots are taken in rounds, one of every group, and released when their uses are made.
-        path: of the file in which the replay is kept; None: there is none.
+    A step enters training with the insertion. While the learner owes uses, slots wait and hold the actors; without owed
+    uses, the learner waits. Replay, pace and counts are in shared memory, and a replacement learner continues with
+    them. `ReplayPart` describes the batches. In lockstep, slots are taken in rounds, one of every group, and a round is
+    released when the uses are made.
 
     Attributes:
-        file: of the replay, from which the first learner of a start has taken it.
+        file: file of the replay, which the first learner of a start has loaded; None: no file.
     """
 
     def __init__(
@@ -60,9 +54,7 @@ class ReplaySource(BatchSource):
         self.held: list[TrajectoryReady] = []
         self.queued_samples = self.trajectories_seen = self.released = self._version = 0
         self._taken = 0.0  # when the last batch was
-        noted, state = LearnerLedger(trajectories, self.policy).noted(), StateBlock(context.arena, self.policy).read()
-        known = state.meta if state is not None and not any(noted.values()) else noted
-        self._told = int(known["samples"]), int(known["env_steps"])
+        self._told, _ = _reported(context.arena, trajectories, self.policy)
         self.file = None if path is None else ReplayFile(path, storage)
         is_first = not Pace(*storage.pace.tolist()).known  # learner of this start
         if is_first and self.file is not None:
@@ -77,17 +69,17 @@ class ReplaySource(BatchSource):
 
     @property
     def pace(self) -> Pace:
-        """The pace, as it is noted."""
+        """Counts of the pace."""
         return self.part.pace
 
     @property
     def is_ready(self) -> bool:
-        """Whether a batch is due: training has begun, and the uses of what has been inserted are not all made."""
+        """Whether a batch is due: training has begun, and inserted steps still owe uses."""
         return self.part.owes
 
     @property
     def waiting(self) -> int:
-        """Batches that are due and slots that can be taken."""
+        """Due batches and slots that can be taken."""
         return int(self.is_ready) or len(self._takeable)
 
     @property
@@ -95,10 +87,8 @@ class ReplaySource(BatchSource):
         whole_round = len(self.queue) + len(self.held) == len(self.trajectories.owner)
         return self.queue if whole_round or not self.hold else deque()
 
-    # ---- in
-
     def add(self, message: TrajectoryReady) -> None:
-        """Queue a slot unless the message is of an earlier hand-over."""
+        """Queue a slot unless the message belongs to an earlier hand-over."""
         if message.sequence == self.trajectories.sequence[message.slot]:
             self.queue.append(message)
             self.trajectories_seen += 1
@@ -108,46 +98,43 @@ class ReplaySource(BatchSource):
                 self.queue = deque(sorted(self.queue))
 
     def fill(self, version: int) -> Iterator[SlotReleased]:
-        """Insert what waits until a batch is due, or all of it if actors are not to be held; release the slots."""
+        """Insert waiting slots until a batch is due, or all unless actors are held; release the slots."""
         self._version = version
         self.part.figures.add("waiting_slots", len(self.queue))
         self.part.figures.add("held", float(bool(self.queue) and self.part.holds_actors))
         while self._takeable and not self.part.holds_actors:
             message = self.queue.popleft()
             self.queued_samples -= self.part.insert(message)
-            if self.hold:
-                self.held.append(message)
-            else:
-                yield self._release(message)
+            self.held.append(message)
+            if not self.hold:
+                yield from self._release()
+        yield from self._release_round()
+
+    def _release_round(self) -> Iterator[SlotReleased]:
         if self.hold and not self.queue and not self.is_ready:
-            yield from self._release_held()
+            yield from self._release()
 
-    def _release(self, message: TrajectoryReady) -> SlotReleased:
-        self.released += 1
-        return SlotReleased(self.policy, message.slot, message.sequence)
-
-    def _release_held(self) -> Iterator[SlotReleased]:
+    def _release(self) -> Iterator[SlotReleased]:
         held, self.held = self.held, []
         for message in held:
-            yield self._release(message)
+            self.released += 1
+            yield SlotReleased(self.policy, message.slot, message.sequence)
 
     def counts(self) -> BatchCounts:
-        """Return the counts of the trajectories; nothing is discarded."""
+        """Return the counts of trajectories; none is discarded."""
         held = len(self.queue) + len(self.held)
         return BatchCounts(self.trajectories_seen, self.released, 0, self.queued_samples, held)
 
     def entered(self) -> Entered:
-        """Return what has been inserted since the last call; at first, what a predecessor has inserted and not told."""
+        """Return the steps inserted since the last call; the first call includes unreported steps of a predecessor."""
         totals = self.storage.totals
         now = self.pace.samples + totals.samples, self.pace.env_steps + totals.env_steps
         entered = Entered(now[0] - self._told[0], now[1] - self._told[1])
         self._told = now
         return entered
 
-    # ---- out
-
     def take(self) -> Batch | None:
-        """Draw a batch if one is due; its tensors are overwritten by the next one."""
+        """Draw a due batch; the next draw overwrites the tensors."""
         if not self.is_ready:
             return None
         self._drawn = self.part.draw(self.staging)
@@ -157,11 +144,11 @@ class ReplaySource(BatchSource):
         return _as_batch(self.staging)
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
-        """Give what was drawn the priorities that the learner says, and follow the flags with which it learns.
+        """Update the priorities of the drawn batch, and follow the learner's flags.
 
         Args:
-            feedback: "priority", absolute errors [T, B] in the order of the batch, negative where a step has none; and
-                "flags", if they may change while it learns.
+            feedback: "priority", absolute errors [T, B] in the order of the batch, negative where a step has no error;
+                and "flags", if flags may change during training.
         """
         if feedback:
             self.part.figures.add("train_ms", 1e3 * (time.perf_counter() - self._taken))
@@ -170,15 +157,14 @@ class ReplaySource(BatchSource):
                 self.part.update(self._drawn, np.asarray(said["priority"]))
             if "flags" in said:
                 self.part.follow(said["flags"])
-        if self.hold and not self.queue and not self.is_ready:
-            yield from self._release_held()
+        yield from self._release_round()
 
     def resize(self, columns: int) -> None:
-        """Draw for the next batch so many trajectories, or as many steps as there are in them."""
+        """Draw batches of `columns` trajectories, or of as many steps."""
         self.draw_of(columns * self.storage.rollout)
 
     def draw_of(self, samples: int) -> None:
-        """Draw so many steps for the next batch."""
+        """Draw batches of `samples` steps."""
         self.part.plan = replace(self.part.plan, batch_size=samples)
         segments, state_size = self.storage.arrays["rnn_state"].shape[1:]
         shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, segments, state_size)
@@ -195,15 +181,9 @@ class ReplaySource(BatchSource):
 
 
 class ShardedSource(BatchSource):
-    """Gives the batches that the shards of a replay have drawn, in turn; they insert, and release slots.
+    """Returns batches of the shards of a replay in turn; shards insert and release slots.
 
-    A step enters when a shard has inserted it and this source sees it. All counts follow from shared memory.
-
-    Args:
-        plan: of the whole replay.
-        context: of the learner, with the shared memory.
-        trajectories: the shared arrays.
-        role: of the shards, which are woken when they get errors back.
+    A step enters when a shard has inserted it and this source sees the count. All counts are in shared memory.
     """
 
     def __init__(self, plan: ReplayPlan, context: Context, trajectories: Trajectories, role: Role) -> None:
@@ -212,23 +192,21 @@ class ShardedSource(BatchSource):
         count = num_shards(context.arena, self.policy)
         self.rings = [BatchRing(context.arena, shard_prefix(self.policy, shard)) for shard in range(count)]
         self._batches = [[_as_batch(tensors) for tensors in ring.tensors] for ring in self.rings]
-        noted, state = LearnerLedger(trajectories, self.policy).noted(), StateBlock(context.arena, self.policy).read()
-        known = state.meta if state is not None and not any(noted.values()) else noted
-        self._told = int(known["samples"]), int(known["env_steps"])
+        self._told, self._released_before = _reported(context.arena, trajectories, self.policy)
         self._before = context.arena[f"replay.{self.policy}.before"]
         if not self._before[2]:  # the first learner of this start
             self._before[:] = (*self._told, 1)
-        self._released_before, self._version, self._shard, self._taken = noted["released"], 0, 0, 0.0
+        self._version, self._shard, self._taken = 0, 0, 0.0
         self._seen = [ring.figures.copy() for ring in self.rings]
         self._figures = Figures()
 
     @property
     def waiting(self) -> int:
-        """Batches that are there, or steps that have entered and are not counted."""
+        """Batches ready for training, or uncounted steps."""
         return sum(ring.waiting for ring in self.rings) or int(self._totals() != self._told)
 
     def counts(self) -> BatchCounts:
-        """Return the counts of the trajectories, as the arena says them; nothing is discarded."""
+        """Return the counts of trajectories from the arena; none is discarded."""
         t, policy = self.trajectories, self.policy
         slots = np.flatnonzero((t.owner >> policy & 1 > 0) & (t.released[:, policy] < t.sequence)).tolist()
         seen, in_flight = int(t.sequence.sum()) - self._released_before, 0
@@ -243,7 +221,7 @@ class ShardedSource(BatchSource):
         yield from ()
 
     def take(self) -> Batch | None:
-        """Return the next batch of the next shard that has one."""
+        """Return the next batch of the next shard with a batch."""
         for offset in range(1, len(self.rings) + 1):
             shard = (self._shard + offset) % len(self.rings)
             if self.rings[shard].waiting:
@@ -255,7 +233,7 @@ class ShardedSource(BatchSource):
         return None
 
     def entered(self) -> Entered:
-        """Return what has been inserted since the last call; at first, what a predecessor has not told."""
+        """Return the steps inserted since the last call; the first call includes unreported steps of a predecessor."""
         totals = self._totals()
         entered = Entered(totals[0] - self._told[0], totals[1] - self._told[1])
         self._told = totals
@@ -267,7 +245,7 @@ class ShardedSource(BatchSource):
         return samples + sum(int(t.samples) for t in told), env_steps + sum(int(t.env_steps) for t in told)
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
-        """Hand the errors of the last batch back to its shard, and wake that."""
+        """Return the errors of the last batch to the shard, and wake the shard."""
         self.rings[self._shard].give_back(np.asarray(feedback[-1]["priority"]) if feedback else None)
         if feedback:
             self._figures.add("train_ms", 1e3 * (time.perf_counter() - self._taken))
@@ -298,6 +276,13 @@ class ShardedSource(BatchSource):
             }
             found |= {f"shard_{shard}/uses_per_step": ring.trained_uses / one.since} if one.since else {}
         return {f"replay/{name}": float(value) for name, value in found.items()}
+
+
+def _reported(arena: Arena, trajectories: Trajectories, policy: int) -> tuple[tuple[int, int], int]:
+    """Return samples and env steps that a predecessor or a checkpoint has reported, and released slots."""
+    noted, state = LearnerLedger(trajectories, policy).noted(), StateBlock(arena, policy).read()
+    known = state.meta if state is not None and not any(noted.values()) else noted
+    return (int(known["samples"]), int(known["env_steps"])), noted["released"]
 
 
 def _as_batch(tensors: Mapping[str, Array]) -> Batch:

@@ -1,8 +1,8 @@
-"""The memory of a replay: columns of T steps in shared memory, where they survive whoever writes them.
+"""Storage of a replay: columns of T steps in shared memory, which survive the process that writes them.
 
-A column is inserted by one process, that of the learner, and the word of its place says how far that is: odd while it
-is written, then twice its number. All totals lie in a note beside it, so they become true with that one store; cursor,
-totals and the tree over the leaves are found again from words, notes and leaves.
+Only the learner's process inserts. The word of a place reports progress: odd while a column is written, then twice the
+number of the column. The note beside a column holds all totals, which become valid with that store. `recover` rebuilds
+cursor, totals and tree from words, notes and leaves.
 """
 
 from __future__ import annotations
@@ -24,28 +24,27 @@ from appo.envs.spec import EnvSpec
 
 EVICTED = -1  # the word of a column whose frames are being overwritten
 Q_TAKEN, Q_MAX = "q_taken", "q_max"
-"""Recorded by policies that act: the value of the action taken and the largest value, [T, R]."""
+"""Recorded by acting policies: value of the taken action and largest value, [T, R]."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """How a replay keeps steps and gives them away.
+    """Capacity, priorities and batches of a replay.
 
     Attributes:
-        capacity: agent steps of the run, shared among its policies.
+        capacity: agent steps of the run, shared among the policies.
         alpha: exponent of priorities; 0 is uniform.
-        priority_epsilon: added to every absolute error.
-        prioritized: whether errors decide what is drawn, else every step is as probable as any other.
-        n_steps: of which rewards are summed, at most.
+        priority_epsilon: constant added to every absolute error.
+        prioritized: whether errors decide the draw; otherwise every step is equally probable.
+        n_steps: largest number of summed rewards.
         gamma: discount per step.
-        batch_size: B, steps of a batch.
+        batch_size: B, steps per batch.
         replay_ratio: uses per agent step; 0: as many as the learner manages.
-        learning_starts: agent steps that a policy has before the first batch.
-        sequences: whole columns are drawn, and have a priority each.
-        eta: of a column's priority, the share of its largest error; the rest is that of their mean.
-        rescaled: errors are differences of h(return), which the network predicts.
-        compressed_share: memory for compressed frames, over that of the same frames as they are; None: they are stored
-            as they are.
+        learning_starts: agent steps of a policy before the first batch.
+        sequences: whether whole columns are drawn, with a priority each.
+        eta: share of the largest error in the priority of a column; the mean error has the rest.
+        rescaled: whether errors are differences of h(return), the network's prediction.
+        compressed_share: memory of compressed frames relative to plain frames; None: plain frames.
     """
 
     capacity: int
@@ -63,28 +62,28 @@ class ReplayPlan:
     compressed_share: float | None = None
 
     def share(self, shards: int) -> ReplayPlan:
-        """Return the plan of one of so many shards, which share capacity and what is there before the first batch."""
+        """Return the plan of a shard: capacity and first steps are divided among the shards."""
         shared = {name: -(-getattr(self, name) // shards) for name in ("capacity", "learning_starts")}
         return replace(self, **shared)
 
     def columns_of_batch(self, rollout: int) -> int:
-        """Return how many columns of so many steps a batch has, where whole ones are drawn."""
+        """Return the number of whole columns of `rollout` steps in a batch."""
         return max(1, self.batch_size // rollout)
 
     def leaves_per_column(self, rollout: int) -> int:
-        """Return L, the priorities that a column of so many steps has."""
+        """Return L, the number of priorities of a column."""
         return 1 if self.sequences else rollout
 
 
-class Note(NamedTuple):
-    """Facts of a column; totals are those of all columns up to it, dropped ones those that made room for it.
+class ColumnNote(NamedTuple):
+    """Facts of a column; totals include all columns up to this column.
 
     Attributes:
-        place: slot * R + row that it came from.
-        sequence: of the hand-over that it came with.
-        samples, env_steps: valid steps inserted, and frames behind them.
-        unsampled: of them, steps that are never drawn, as nothing is known of what came after.
-        dropped: steps that were overwritten before any batch had them.
+        place: origin, slot * R + row.
+        sequence: number of the slot's hand-over.
+        samples, env_steps: inserted valid steps, and frames behind them.
+        unsampled: valid steps that are never drawn, because the steps after them are unknown.
+        dropped: steps overwritten before any batch contained them.
     """
 
     place: int = 0
@@ -96,12 +95,12 @@ class Note(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Which steps were drawn, [B].
+    """Drawn steps, [B].
 
     Attributes:
-        column, step: where; of whole columns the step is 0.
-        word: of the column at that time.
-        probability: with which each was drawn.
+        column, step: place of each; step 0 for whole columns.
+        word: word of the column at the draw.
+        probability: probability of each draw.
     """
 
     column: Array
@@ -111,11 +110,12 @@ class Samples(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """Rewards and ends of steps, flat, as n-step returns need them.
+    """Rewards and ends of steps, flat, for n-step returns.
 
     Attributes:
-        valid, reward, terminated, truncated: of the step.
-        same_step: the observation after a truncated step is of the next episode, so that nothing can follow it.
+        valid, reward, terminated, truncated: values of each step.
+        same_step: whether the observation after a truncated step belongs to the next episode and must not follow the
+            step.
     """
 
     valid: Array
@@ -129,10 +129,10 @@ class NStep(NamedTuple):
     """N-step returns, [B].
 
     Attributes:
-        length: m, steps that are summed; 0: the step was not taken, or nothing is known of what came after.
+        length: m, number of summed steps; 0: the step was not taken, or the steps after it are unknown.
         reward: sum over k < m of gamma^k r_{t+k}.
-        discount: gamma^m, the factor of the value of observation t+m; 0 after a terminated step.
-        terminated, truncated: how the last of the steps ended.
+        discount: gamma^m, factor of the value of observation t+m; 0 after a terminated step.
+        terminated, truncated: end of the last summed step.
     """
 
     length: Array
@@ -143,13 +143,13 @@ class NStep(NamedTuple):
 
 
 def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n_steps: int, gamma: float) -> NStep:
-    """Sum rewards over at most n steps, fewer where the episode ends or the column does.
+    """Sum rewards over at most n steps, up to the end of the episode or of the column.
 
     Args:
-        outcomes: of all steps, flat.
-        start: [B] where the first steps are in them.
+        outcomes: all steps, flat.
+        start: [B] indices of the first steps.
         room: [B] steps from there to the end of the column, at least 1.
-        stride: from one step to the next in `outcomes`.
+        stride: distance between successive steps in `outcomes`.
         n_steps: n.
         gamma: discount per step.
     """
@@ -172,13 +172,13 @@ def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n
 
 
 def rescaled_value(x: Array) -> Array:
-    """Return h(x), as `ops.q_learning` has it for tensors (arXiv:1805.11593, prop. A.2)."""
+    """Return h(x) as `ops.q_learning` does for tensors (arXiv:1805.11593, prop. A.2)."""
     h: Array = np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
     return h
 
 
 def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
-    """Return N, the columns of T steps that a policy has; the newest one is never overwritten, so there are two."""
+    """Return N, the number of columns of a policy: at least two, because the newest is never overwritten."""
     return max(2, -(-plan.capacity // (rollout * num_policies)))
 
 
@@ -190,15 +190,10 @@ def replay_fields(
     recurrence: int = 0,
     policies: Iterable[int] | None = None,
 ) -> list[Field]:
-    """Declare the shared memory of the replays of policies that learn.
+    """Declare the shared memory of the replays of learning policies, by default of all.
 
-    Args:
-        plan: of each.
-        spec: of the environment.
-        topology: how many policies there are in all, and how long rollouts are.
-        rnn_state_size: H.
-        recurrence: steps of a BPTT segment; 0: a whole rollout.
-        policies: their numbers; None: all.
+    Recurrent states have H = `rnn_state_size` numbers, one state per BPTT segment of `recurrence` steps (0: a whole
+    rollout).
     """
     rollout = topology.rollout
     n = num_columns(plan, rollout, topology.num_policies)
@@ -210,19 +205,11 @@ def replay_fields(
 def fields_of_columns(
     prefix: str, plan: ReplayPlan, spec: EnvSpec, n: int, columns: Mapping[str, tuple[tuple[int, ...], str]]
 ) -> list[Field]:
-    """Declare the shared memory of a replay of N columns.
-
-    Args:
-        prefix: of the names of the fields.
-        plan: of the replay.
-        spec: of the environment.
-        n: N.
-        columns: what they hold beside observations, as `column_shapes` gives it.
-    """
+    """Declare the shared memory of a replay of N columns."""
     (rollout,) = columns["valid"][0]
     fields = [
         Field(f"{prefix}.word", (n,), "int64"),
-        Field(f"{prefix}.note", (n, len(Note._fields)), "int64"),
+        Field(f"{prefix}.note", (n, len(ColumnNote._fields)), "int64"),
         Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
         Field(f"{prefix}.largest", (1,), "float64"),  # error so far
         Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
@@ -240,13 +227,13 @@ def fields_of_columns(
 
 
 class Pace(NamedTuple):
-    """Counts from which a replay keeps its pace.
+    """Counts that decide the pace of a replay.
 
     Attributes:
-        used: samples that batches have had.
-        starts: samples inserted when the first batch was due, and one; 0: it is not yet due.
-        samples, env_steps: of the learner before the first insertion of this start.
-        known: 1 if these are noted.
+        used: samples drawn so far.
+        starts: samples inserted when the first batch was due, plus 1; 0: not yet due.
+        samples, env_steps: the learner's counts before the first insertion of this start.
+        known: 1 if the two counts are noted.
     """
 
     used: int = 0
@@ -259,7 +246,7 @@ class Pace(NamedTuple):
 def column_shapes(
     spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return name -> shape and dtype of what a column holds beside observations, as `Trajectories` have it."""
+    """Return name -> shape and dtype of a column without observations, as in `Trajectories`."""
     return {
         "first": ((rollout + 1,), "bool"),
         "valid": ((rollout,), "bool"),
@@ -275,25 +262,20 @@ def column_shapes(
 
 
 class ReplayStorage:
-    """The replay of one policy, as it is when it is attached to: what another process has left, or nothing.
+    """The replay of a policy, attached with the content that another process has left.
 
-    Args:
-        plan: of the replay.
-        spec: of the environment.
-        arena: shared memory with the fields of `replay_fields`.
-        policy: whose.
-        prefix: of the names of the fields; empty: they are those of `replay_fields`.
+    Fields in the arena have the names of `replay_fields` unless `prefix` names others.
 
     Attributes:
         columns: N.
         rollout: T.
-        arrays: what columns hold beside observations, by name, [N, ...].
-        obs: observations by key that are stored as they are, [N, T+1, *].
-        rings: those by key that are stacks, or images to be compressed.
-        leaves: L, of a column; one a step, or one alone.
-        tree: over the leaves.
-        newest: number of the column that was inserted last, counted from 1.
-        size: samples that can be drawn.
+        arrays: content of columns beside observations by name, [N, ...].
+        obs: observations stored unchanged by key, [N, T+1, *].
+        rings: stacks, and images to be compressed, by key.
+        leaves: L, leaves of a column: one per step, or a single one.
+        tree: sums over the leaves.
+        newest: number of the last inserted column, counted from 1.
+        size: number of samples that can be drawn.
         totals: note of the newest column.
     """
 
@@ -319,18 +301,18 @@ class ReplayStorage:
         return self.arena[f"{self._prefix}.{name}"]
 
     def shared(self) -> dict[str, Array]:
-        """Return every array that this replay consists of, by name."""
+        """Return every array of the replay by name."""
         names = ["word", "note", "leaf", "largest", "pace", *self.arrays, *(f"obs.{key}" for key in self.obs)]
         names += [f"obs.{key}.{part}" for key, ring in self.rings.items() for part in ring.names]
         return {name: self._array(name) for name in names}
 
     def recover(self) -> None:
-        """Find cursor, totals and tree again; a column whose insertion was cut off is as if it had not been begun."""
+        """Rebuild cursor, totals and tree; a column whose insertion was interrupted does not count."""
         self._leaf[self.word % 2 == 1] = 0.0
         complete = self.word[(self.word > 0) & (self.word % 2 == 0)] // 2
         self.newest = int(complete.max(initial=0))
         self.oldest = int(complete.min(initial=self.newest + 1))
-        self.totals = Note(*self._note[self._place(self.newest)].tolist()) if self.newest else Note()
+        self.totals = ColumnNote(*self._note[self._place(self.newest)].tolist()) if self.newest else ColumnNote()
         self.size = self._drawable(np.flatnonzero(self._leaf.any(axis=1)))
         self.tree = SumTree(self._array("leaf"))
         self._ready_columns = 0  # whose memory is reserved
@@ -339,25 +321,19 @@ class ReplayStorage:
         return (number - 1) % self.columns
 
     def _drawable(self, place: Array | int) -> int:
-        """Return how many steps of columns can be drawn, alone or with their column."""
+        """Return the number of steps that can be drawn from columns, alone or with the column."""
         leaf = self._leaf[place]
         return int(np.count_nonzero(self.arrays["valid"][place] & (leaf > 0) if self.plan.sequences else leaf))
 
-    # ---- in
-
     def holds(self, place: int, sequence: int) -> bool:
-        """Whether the newest column is this one: then only its slot does not say so."""
+        """Return whether the newest column came from this place and hand-over, a fact that its slot may lack."""
         return (self.totals.place, self.totals.sequence) == (place, sequence)
 
     def insert(self, trajectories: Trajectories, slot: int, row: int, valid: Array, error: Array) -> int:
-        """Insert a column in place of the oldest one, which nobody sees before it is whole; the valid steps in it.
+        """Insert a column of a slot in place of the oldest; return the number of valid steps.
 
-        Args:
-            trajectories: the shared arrays.
-            slot: where the column is.
-            row: in the slot.
-            valid: [T] steps of the policy.
-            error: [T] first priorities as `first_errors` gives them.
+        Readers see only complete columns. `valid` [T] are the steps of the policy, `error` [T] the first priorities
+        from `first_errors`.
         """
         number = self.newest + 1
         place = self._place(number)
@@ -379,7 +355,7 @@ class ReplayStorage:
         self.tree.set(self._leaves_at(place), self._leaves_of(error[None])[0])
         count, frames = int(np.count_nonzero(valid)), int(self.arrays["num_frames"][place][valid].sum())
         before = self.totals
-        self.totals = Note(
+        self.totals = ColumnNote(
             place=slot * trajectories.valid.shape[2] + row,
             sequence=int(trajectories.sequence[slot]),
             samples=before.samples + count,
@@ -394,7 +370,7 @@ class ReplayStorage:
         return count
 
     def _make_room(self, number: int, packed: Mapping[str, Packed]) -> int:
-        """Evict the columns in whose place, or in whose frames, the next one lies; steps of them no batch has had."""
+        """Evict columns in the place or the frames of the next; return the number of their steps never drawn."""
         dropped = 0
         while self.oldest <= self.newest and (
             self.oldest <= number - self.columns
@@ -413,11 +389,10 @@ class ReplayStorage:
         return dropped
 
     def _end(self, key: str) -> int:
-        """Where the frames of the next column begin."""
         return int(self.rings[key].frames_of(self._place(self.newest))[1]) if self.newest else 0
 
     def reserve_columns(self, count: int) -> None:
-        """Reserve the memory of the first `count` places, but for frames."""
+        """Reserve the memory of the first `count` places, without frames."""
         if count:
             self._reserve(count - 1)
 
@@ -430,15 +405,10 @@ class ReplayStorage:
             self.arena.reserve(f"{self._prefix}.{name}", self._ready_columns * (array.nbytes // self.columns))
 
     def first_errors(self, trajectories: Trajectories, slot: int, valid: Array) -> Array:
-        """Return the absolute n-step errors [T, R] of a slot by the values that acting recorded; -1: not to be drawn.
+        """Return the absolute n-step errors [T, R] of a slot from recorded values; -1: not to be drawn.
 
-        Where no value of observation t+m is recorded, as at the end of a column, it is the column's largest error; in
-        one without any, the largest error so far.
-
-        Args:
-            trajectories: the shared arrays.
-            slot: in them.
-            valid: [T, R] steps of the policy.
+        `valid` [T, R] are the steps of the policy. Where the value of observation t+m is not recorded, as at the end of
+        a column, the column's largest error stands in; in a column without any error, the largest error so far.
         """
         t = trajectories
         rollout, rows = valid.shape
@@ -464,7 +434,7 @@ class ReplayStorage:
         return drawn
 
     def _difference(self, target: Array, value: Array) -> Array:
-        """Return the absolute errors of values, both in units of return, in those of the network."""
+        """Return absolute errors, in units of the network, of values in units of return."""
         if self.plan.rescaled:
             target, value = rescaled_value(target), rescaled_value(value)
         error: Array = np.abs(target - value)
@@ -474,13 +444,10 @@ class ReplayStorage:
         return place * self.leaves + np.arange(self.leaves)
 
     def _leaves_of(self, error: Array) -> Array:
-        """Return what leaves hold, [B, L]: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1), 1 if errors say nothing.
+        """Return leaves [B, L]: (error + epsilon)^alpha (arXiv:1511.05952, eq. 1), or 1 without priorities.
 
-        Of whole columns the error is eta times the largest and 1 - eta times the mean (Kapturowski et al. 2019, R2D2,
-        section 2.3).
-
-        Args:
-            error: [B, T] of the steps of columns, [B, 1] of single steps; negative: there is none.
+        Errors are [B, T] for columns, [B, 1] for single steps; negative: no error. The error of a whole column is eta
+        times the largest error plus 1 - eta times the mean (Kapturowski et al. 2019, R2D2, section 2.3).
         """
         known = np.asarray(error >= 0)
         if self.plan.sequences:
@@ -492,8 +459,6 @@ class ReplayStorage:
         leaf = (np.maximum(error, 0.0) + self.plan.priority_epsilon) ** self.plan.alpha
         return np.where(known, leaf, 0.0)
 
-    # ---- out
-
     def draw(self, count: int, random: np.random.Generator) -> Samples:
         """Draw samples in proportion to their leaves, one from each of `count` equal parts of the sum."""
         leaf = self.tree.sample(count, random)
@@ -501,7 +466,7 @@ class ReplayStorage:
         return Samples(column, step, self.word[column], self.tree.levels[0][leaf] / self.tree.total)
 
     def note_drawn(self, samples: Samples) -> None:
-        """Note that a batch has these: what is overwritten from now on has not been dropped."""
+        """Mark steps as drawn: overwriting no longer counts them as dropped."""
         self.arrays["drawn"][samples.column, slice(None) if self.plan.sequences else samples.step] = True
 
     def returns_of(self, samples: Samples) -> NStep:
@@ -512,7 +477,7 @@ class ReplayStorage:
         return n_step_returns(outcomes, start, self.rollout - samples.step, 1, self.plan.n_steps, self.plan.gamma)
 
     def read_obs(self, key: str, column: Array, step: Array, out: Array) -> None:
-        """Copy the observations [B, *] at these places into contiguous memory; steps are from 0 to T."""
+        """Copy observations [B, *] at columns and steps (0 to T) into contiguous memory."""
         if key in self.rings:
             self.rings[key].read(column, step, out)
             return
@@ -521,13 +486,9 @@ class ReplayStorage:
         flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
 
     def update(self, samples: Samples, error: Array) -> int:
-        """Give samples the priorities of these absolute errors; how many.
+        """Set priorities from absolute errors [B], or [T, B] for whole columns; return the number of updated samples.
 
-        Those whose column has been overwritten meanwhile are left out, and those with an error that is not finite.
-
-        Args:
-            samples: B of them.
-            error: [B], or of whole columns [T, B], negative where a step has none.
+        Negative errors mean no error. Overwritten columns and errors that are not finite are left out.
         """
         if not self.plan.prioritized:
             return 0
@@ -541,11 +502,11 @@ class ReplayStorage:
         return len(index)
 
     def samples_before(self, column: Array) -> Array:
-        """Return how many steps had been inserted with each of these columns, [B]: their age follows."""
-        counted: Array = self._note[column, Note._fields.index("samples")]
+        """Return the number of steps inserted up to each of these columns, [B]; the age follows."""
+        counted: Array = self._note[column, ColumnNote._fields.index("samples")]
         return counted
 
     @property
     def mean_priority(self) -> float:
-        """The mean of all leaves that can be drawn; 0 without any."""
+        """Mean of all drawable leaves; 0 without leaves."""
         return self.tree.total / self.size if self.size else 0.0

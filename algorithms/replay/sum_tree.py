@@ -1,8 +1,8 @@
-"""Sums over leaves, by which leaves are drawn in proportion to what they hold: prioritised sampling.
+"""Sums over leaves for draws in proportion to the leaves: prioritized sampling.
 
-Schaul et al., "Prioritized Experience Replay", arXiv:1511.05952, appendix B.2.1. Every step of a draw or an update is
-made for a whole batch at once. Nodes have many children, as numpy's cost per call is that of some hundred elements: of
-2^20 leaves there are then two levels of sums, and the upper one is searched as a whole.
+Schaul et al., "Prioritized Experience Replay", arXiv:1511.05952, appendix B.2.1. Every step handles a whole batch.
+Nodes have many children, because a call of numpy costs as much as some hundred elements: 2^20 leaves have two levels of
+sums, and the upper level is searched as a whole.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ LARGEST_TOP = 4096  # nodes of the level without parents
 
 
 def padded(num_leaves: int) -> int:
-    """Return the length of an array of leaves that a tree takes: the last ones, beyond `num_leaves`, stay 0."""
+    """Return the length of the leaf array for a tree; leaves beyond `num_leaves` stay 0."""
     unit = 1
     while -(-num_leaves // unit) > LARGEST_TOP:
         unit *= CHILDREN
@@ -24,12 +24,12 @@ def padded(num_leaves: int) -> int:
 
 
 class SumTree:
-    """A tree of sums over an array that somebody else keeps, such as one in shared memory.
+    """A tree of sums over an array of the caller's, for example in shared memory.
 
-    All sums are computed from the children and never moved by differences, so that they do not drift.
+    All sums are computed from the children, never from differences, and therefore do not drift.
 
     Args:
-        leaves: [L] none negative, L as `padded` gives it; written by `set` alone from now on.
+        leaves: [L] nonnegative, L from `padded`; only `set` writes from now on.
     """
 
     def __init__(self, leaves: Values) -> None:
@@ -41,7 +41,7 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all leaves."""
+        """Sum of all leaves."""
         return float(self.levels[-1].sum())
 
     def rebuild(self) -> None:
@@ -50,10 +50,10 @@ class SumTree:
             below.reshape(-1, CHILDREN).sum(axis=1, out=level)
 
     def set(self, index: Indices, value: Values) -> None:
-        """Write leaves; of an index that is there more than once the last value counts.
+        """Write leaves; the last value of a repeated index counts.
 
         Args:
-            index: [B] of leaves.
+            index: [B] indices of leaves.
             value: [B], not negative.
         """
         self.levels[0][index] = value
@@ -62,9 +62,9 @@ class SumTree:
             level[index] = below.reshape(-1, CHILDREN).take(index, axis=0).sum(axis=1)
 
     def find(self, target: Values) -> Indices:
-        """Return the leaves [B] at which the sum of all leaves up to them exceeds the targets [B].
+        """Return the leaves [B] whose cumulative sum first exceeds the targets [B].
 
-        A leaf of 0 is never found. Targets from the total on find the last leaf that is not 0.
+        A leaf of 0 is never found. Targets beyond the total find the last leaf above 0.
 
         Raises:
             ValueError: all leaves are 0.
@@ -88,7 +88,7 @@ class SumTree:
         return index
 
     def sample(self, count: int, random: np.random.Generator) -> Indices:
-        """Draw leaves [count] with a probability in proportion to what they hold, one from each of `count` equal parts.
+        """Draw leaves [count] in proportion to their values, one from each of `count` equal parts.
 
         Raises:
             ValueError: all leaves are 0.

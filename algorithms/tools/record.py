@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.door import Place
-from appo.algorithms.datasets.episodes import POLICY_VERSION, EpisodeAssembler, Steps
+from appo.algorithms.datasets.episodes import POLICY_VERSION
 from appo.algorithms.datasets.writer import DatasetWriter, require_pyarrow
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy

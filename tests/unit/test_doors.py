@@ -104,9 +104,13 @@ DOORS: dict[str, tuple[set[str], str]] = {
     # Datasets.
     "appo.algorithms.datasets.door": ({FILE, NAMES}, "the door of datasets: folder by folder, no link"),
     "appo.algorithms.datasets.stored": ({INFO}, "properties of a JPEG"),
-    "appo.algorithms.datasets.reader": ({FILE, NAMES}, "files that the door has opened; patterns of the user's"),
+    "appo.algorithms.datasets.reader": ({NAMES}, "patterns of folders of the user"),
+    "appo.algorithms.datasets.assembler": ({INFO}, "columns of infos as actors record them"),
+    "appo.algorithms.datasets.arrow_source": ({FILE}, "a file that the door has opened"),
+    "appo.algorithms.datasets.hdf5_source": ({FILE}, "a file that the door has opened"),
     "appo.algorithms.datasets.writer": ({INFO}, "columns of infos that are written"),
-    "appo.algorithms.datasets.episodes": ({JSON, INFO}, "the door of episodes: sizes, and columns of infos"),
+    "appo.algorithms.datasets.episodes": ({INFO}, "the door of episodes: sizes, and columns of infos"),
+    "appo.algorithms.datasets.space_json": ({JSON}, "the door of spaces: sizes"),
     "appo.algorithms.datasets.columns": ({INFO}, "columns of infos that `episodes` has checked"),
     "appo.algorithms.tools.estimate": ({INFO}, "columns of infos that `episodes` has checked"),
     # What environments say beside observations.

@@ -8,7 +8,8 @@ import gymnasium
 import pytest
 
 from appo.algorithms.cli import parse
-from appo.algorithms.datasets.episodes import space_to_json, spaces_of
+from appo.algorithms.datasets.episodes import spaces_of
+from appo.algorithms.datasets.space_json import space_to_json
 from appo.algorithms.run.config import parse_train
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group

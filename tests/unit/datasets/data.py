@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from appo.algorithms.datasets.assembler import Steps
 from appo.algorithms.datasets.config import OutputConfig
-from appo.algorithms.datasets.episodes import Episode, Steps
+from appo.algorithms.datasets.episodes import Episode
 from appo.algorithms.datasets.writer import DatasetWriter
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 

@@ -7,20 +7,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.episodes import (
     SQUASHED_BOUND,
     Episode,
-    EpisodeAssembler,
-    Steps,
     episode_of,
     given_actions,
     in_units,
-    space_from_json,
-    space_to_json,
     spaces_of,
     stored_actions,
 )
 from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.datasets.space_json import space_from_json, space_to_json
 from appo.envs.spaces import ActionForm, spec_of
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.datasets.data import SPEC, assert_same, episode, steps_of, written

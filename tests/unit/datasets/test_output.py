@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.config import RunOutputConfig
-from appo.algorithms.datasets.episodes import Episode, EpisodeAssembler, Steps
+from appo.algorithms.datasets.episodes import Episode
 from appo.algorithms.datasets.output import OutputWriter, attach_ring, check_output, output_fields, writer_name
 from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.datasets.writer import DatasetWriter

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from appo.algorithms.models import cores
-from appo.algorithms.models.cores import segments_at_resets, unroll
+from appo.algorithms.models import unrolling
+from appo.algorithms.models.unrolling import segments_at_resets, unroll
 
 T, B, D, HIDDEN = 11, 5, 4, 6
 
@@ -138,6 +138,6 @@ def test_step_by_step_gives_the_same(monkeypatch: pytest.MonkeyPatch, resets: st
     torch.manual_seed(0)
     cell, x, state = gru_by_segments(nn.GRU(D, HIDDEN)), torch.randn(T, B, D), torch.randn(B, HIDDEN)
     expected = unroll(cell, x, RESETS[resets], state)  # type: ignore[arg-type]
-    monkeypatch.setattr(cores, "segments_at_resets", lambda first: cores.single_steps(len(first)))
+    monkeypatch.setattr(unrolling, "segments_at_resets", lambda first: unrolling.single_steps(len(first)))
     for found, wanted in zip(unroll(cell, x, RESETS[resets], state), expected, strict=True):  # type: ignore[arg-type]
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from appo.algorithms.ops import numpy_twins, returns
+from appo.algorithms.ops import numpy_returns, returns
 from appo.algorithms.ops.losses import clamped_ratio, masked_mean, ppo_policy_loss
 from appo.algorithms.ops.returns import Returns, gae, next_value, vtrace
 from tests.unit.ops.trajectories import (
@@ -153,12 +153,12 @@ class TestGolden:
             assert_column(result.advantage[:3], 1.25, 0.5, 0)
             assert_column(gae(**case, gamma=0.5, gae_lambda=0.5).target[:3], 2.125, 2.5, 0)
             signals = {name: x.numpy() for name, x in case.items() if name != "value"}
-            steps = numpy_twins.Steps.of(signals, case["value"].numpy(), None, 0.5)
+            steps = numpy_returns.TrajectoryTerms.of(signals, case["value"].numpy(), None, 0.5)
             ratio = np.array([0.5, 2.0, 0.0, 1.0], np.float32)[:, None]
-            advantage, target = numpy_twins.vtrace(steps, ratio, 0.5, 1.0, 1.0, 1.0)
+            advantage, target = numpy_returns.vtrace(steps, ratio, 0.5, 1.0, 1.0, 1.0)
             assert target[:3, 0].tolist() == [1.625, 2.5, 0]
             assert advantage[:3, 0].tolist() == [1.25, 0.5, 0]
-            assert numpy_twins.gae(steps, 0.5, 0.5)[1][:3, 0].tolist() == [2.125, 2.5, 0]
+            assert numpy_returns.gae(steps, 0.5, 0.5)[1][:3, 0].tolist() == [2.125, 2.5, 0]
 
     def test_same_step_reset_with_termination_and_truncation(self) -> None:
         case = episode((1, 1, 1, 1), (1, 2, 3, 4, 5), terminated=(0,), truncated=(2,), first=(0, 1, 3))

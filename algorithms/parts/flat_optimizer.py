@@ -1,0 +1,66 @@
+"""Base of optimizers over one vector of weights: the scheduled learning rate, and running means in a state."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
+from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
+
+
+class FlatOptimizer:
+    """An optimizer of all weights at once.
+
+    Args:
+        weights: [P] vector trained in place.
+        config: learning flags.
+        names: names of the running means in a state.
+
+    Attributes:
+        gradient: [P] target of `backward`.
+        learning_rate: scalar on the device.
+        skipped_in_a_row: skipped steps since the last successful one, scalar on the device.
+    """
+
+    config: OptimizerConfig
+
+    def __init__(self, weights: Tensor, config: OptimizerConfig, names: tuple[str, ...]) -> None:
+        self.config, self.weights, self._names = config, weights, names
+        self.gradient, self._means = torch.zeros_like(weights), weights.new_zeros(len(names), len(weights))
+        self.learning_rate = torch.tensor(config.learning_rate, dtype=torch.float32, device=weights.device)
+        self.skipped_in_a_row = torch.zeros_like(self.learning_rate)
+
+    def configure(self, config: OptimizerConfig) -> None:
+        """Follow other flags; a scheduled rate stays unless the flag of the rate changes."""
+        if config.learning_rate != self.config.learning_rate:
+            self.learning_rate.fill_(config.learning_rate)
+        self.config = config
+
+    def follow(self, progress: float) -> None:
+        """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
+        if self.config.lr_schedule == "linear":
+            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+
+    def layout(self, num_weights: int, others: Mapping[str, Vector]) -> StateLayout:
+        """Return the layout of a state with P weights, the running means and other vectors."""
+        means = {name: Vector(num_weights) for name in self._names}
+        vectors = {WEIGHTS: Vector(num_weights, inherited=True), **means, **others}
+        return StateLayout(vectors, {"learning_rate": self.config.learning_rate})
+
+    def save(self, vectors: Mapping[str, Array]) -> None:
+        """Write the running means into vectors [P] by name, with zeros behind the parameters."""
+        for name, mean in zip(self._names, self._means, strict=True):
+            vectors[name][: len(mean)] = mean.cpu().numpy()
+            vectors[name][len(mean) :] = 0
+
+    def meta(self) -> dict[str, float]:
+        """Return the learning rate and the steps skipped in a row as plain values."""
+        return {"learning_rate": float(self.learning_rate), SKIPPED_IN_A_ROW: float(self.skipped_in_a_row)}
+
+    def _load(self, vectors: Mapping[str, Array]) -> None:
+        self.skipped_in_a_row.zero_()
+        for name, mean in zip(self._names, self._means, strict=True):
+            mean.copy_(torch.from_numpy(vectors[name][: len(mean)]))
