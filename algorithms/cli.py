@@ -65,7 +65,6 @@ class Command:
 A_RUN = "a run: its folder, or its name in --train_dir"
 CHECK_FOLDERS = "appo.algorithms.tools.flags:check_location"
 OUTPUT = {"-o": "--output"}
-
 COMMANDS: Mapping[str, Command] = {
     "train": Command("train a policy, or go on with a saved run", "appo.algorithms.tools.train:train"),
     "enjoy": Command(

@@ -21,7 +21,6 @@ from appo.utils.values import shown
 
 EVALUATED_METRIC = "eval/mean"
 """Metric by which the best checkpoint by evaluation is chosen."""
-
 MISSING = {
     "latest": "checkpoint of policy {} yet",
     "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",

@@ -29,9 +29,7 @@ from appo.utils.values import shown
 
 END_SECONDS = 5.0
 FASTEST_GIF = 50.0  # pictures per second; players slow down pictures of less than 0.02 s
-
 OFFSCREEN = {"SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
-
 OUTPUT = {
     # Players expect yuv420p, which stores colours per 2x2 pixels: an odd size gets a black row or column.
     ".mp4": "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -c:v libx264 -crf 18 -pix_fmt yuv420p -movflags +faststart -f mp4",

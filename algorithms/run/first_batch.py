@@ -13,7 +13,6 @@ from appo.utils.errors import NothingTrained
 from appo.utils.metrics import duration
 
 log = logging.getLogger(__name__)
-
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
 
 

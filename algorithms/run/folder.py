@@ -12,31 +12,20 @@ from appo.envs.given import unnumbered
 from appo.utils.checkpoint_files import listed
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import (
-    CHECKPOINT_FOLDERS,
-    CONFIG_FILE,
-    STATUS_FILE,
-    RunFolder,
-)
+from appo.utils.run_folder import CHECKPOINT_FOLDERS, CONFIG_FILE, STATUS_FILE, RunFolder
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
-
 MEASURED = "measured"
 """Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
-
 MARK = "mark"
 """Key in config.json, beside flags, of the mark of the user, see `trust.py`."""
-
 DEEPEST = 4
 """Depth of nested folders below a group in which runs are searched."""
-
 MOST_NAMED = 20
 """Runs of a group that a message lists."""
-
 SET_ASIDE = re.compile(r"(.+)\.bak\d+")
 """Name of an older run that a start has set aside, see `directory/taking.py`."""
-
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 

@@ -132,10 +132,7 @@ class Run:
             check_machine(self.config, self.sampling)
             self._check_names()
             locked = lock_run_folder(
-                self.directory,
-                self.config.run.restart_behavior,
-                unnamed=self.config.unnamed,
-                begun=lambda: self.begun,
+                self.directory, self.config.run.restart_behavior, unnamed=self.config.unnamed, begun=lambda: self.begun
             )
             lock = stack.enter_context(locked)
             if (directory := lock.path.parent) != self.directory:
@@ -347,7 +344,6 @@ class Run:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
-
         plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))

@@ -122,11 +122,7 @@ class RunPlan:
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
     def context(
-        self,
-        policy: int,
-        device: str,
-        seeds: np.random.SeedSequence | None = None,
-        arena: Arena | None = None,
+        self, policy: int, device: str, seeds: np.random.SeedSequence | None = None, arena: Arena | None = None
     ) -> Context:
         """Return the context of a policy for the algorithm; past versions have the common flags."""
         c, t = self.config, self.topology

@@ -15,9 +15,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
 from appo.algorithms.runtime.memory.weights import WeightRing
-from appo.algorithms.runtime.messages import (
-    PolicyTraits,
-)
+from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
@@ -38,12 +36,7 @@ def make_controller(
 
 
 def make_self_play(
-    config: Config,
-    topology: Topology,
-    arena: Arena,
-    table: Table,
-    monitor: Monitor,
-    resumed: Mapping[str, Any],
+    config: Config, topology: Topology, arena: Arena, table: Table, monitor: Monitor, resumed: Mapping[str, Any]
 ) -> SelfPlay | None:
     """Make the pool of a run with `--self_play`; None for other runs.
 

@@ -16,9 +16,7 @@ from appo.utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_ow
 from appo.utils.values import is_number
 
 RETURN = "reward/mean"
-
 LIVING_STATES = ("starting", "training")
-
 TAIL_BYTES = 1 << 16
 SAMPLED_BYTES = 1 << 24  # of the reports of a run, where no best checkpoint says how good it was
 

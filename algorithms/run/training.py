@@ -39,7 +39,6 @@ from appo.utils.system import machine
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
-
 SAVE_SECONDS = 60.0
 OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
 """Environment variables that a run sets in this process."""

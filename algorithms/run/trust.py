@@ -28,12 +28,10 @@ from appo.utils.user_modules import keep_out_of
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
 KEY_BYTES = 32
 CONTEXT = b"appo run 1\0"  # another key or another meaning of the mark gets another number
 OF_STRANGERS = Limit(1 << 30, "--trust if you know where it comes from")
 MOST_SHOWN = 6  # things in the line that lists what a run would use
-
 LOOKED_AT = frozenset({"algo"})
 """Flags that have an effect wherever flags of a run are read."""
 ANSWERS = LOOKED_AT | {"encoder_custom"}
@@ -42,7 +40,6 @@ PLAYED = ANSWERS | {"env", "env_kwargs"}
 """Flags of an episode."""
 TRAINED = None
 """All flags."""
-
 OWN_PLACE = frozenset({"config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust"})
 """Flags of a saved run that are never read."""
 

@@ -52,9 +52,7 @@ REQUIRED = (
     "threadpoolctl",
     "rich",
 )
-
 IMPORTED = ("torch", "faster_fifo")  # compiled for a version of Python and a kind of machine
-
 OPTIONAL = {
     "matplotlib": "plots",
     "imageio-ffmpeg": "video",
@@ -66,23 +64,16 @@ OPTIONAL = {
     "trackio": "trackio",
     "mlflow-skinny": "mlflow",
 }
-
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)
-
 START_SECONDS, EXAM_SECONDS = 30.0, 20.0
-
 LEAK_BYTES, LEAK_FILES = 8 << 20, 8
-
 # Limits of sizes for learning: observations, actions, rewards.
 LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
 FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
 MANY_NUMBERS = 10_000  # of an observation without a convolution
 LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
-
 State = Literal["ok", "note", "bad"]
-
 KINDS = {
     "categorical": "choices",
     "bins": "bins",

@@ -37,18 +37,13 @@ from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """Mode -> whether to take the most probable action."""
-
 MOST_SUMMARY_BYTES = 16 << 20
 """Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
-
 MOST_OF_THE_CORES = 0.015
 """Average share of all cores' time for evaluations."""
-
 LONGEST_SLEEP_SECONDS = 1.0
-
 SAID = ("seed", "env_kwargs", "flags")
 """Flags that stand beside each result."""
-
 SETTINGS = ("best_by", "env_kwargs", "flags")
 """Flags that must be equal for two means to be compared."""
 

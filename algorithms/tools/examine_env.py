@@ -23,13 +23,9 @@ from appo.utils.system import limits
 from appo.utils.system.memory import held_bytes
 
 REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
-
 STEPPING_SECONDS, MOST_STEPS = 4.0, 200_000
-
 WARM_UP_SHARE = 0.3  # share of the time; afterwards memory and files should not grow
-
 SEED = 7
-
 MOST_REWARDS = 10_000  # sizes kept for the median
 
 

@@ -41,9 +41,7 @@ BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
 TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
 MOST_OTHER_ACTIONS = 0.002  # share of checked actions: rounding decides between nearly equal choices
-
 Values = dict[str, Array]
-
 log = logging.getLogger("torch.onnx._internal.exporter._registration")
 """Logger that warns of packages not needed here."""
 

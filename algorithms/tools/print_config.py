@@ -9,7 +9,6 @@ from appo.utils.errors import UsageError
 from appo.utils.values import shown
 
 FLAG = "--print_config"
-
 FORMATS = ("toml", "json")
 
 

@@ -32,7 +32,6 @@ from appo.utils.system import machine
 from appo.utils.values import json_text, shown
 
 CHUNK_STEPS = 64  # of all environments, between two searches for whole episodes
-
 Act = Callable[[dict[str, Array], BoolArray], dict[str, Array]]
 """Function from observations [R, *] and starts of episodes [R] to "action" [R, A] and more columns [R, *] by name."""
 

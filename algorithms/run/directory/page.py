@@ -23,7 +23,6 @@ from appo.utils.system.devices import choose_device
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
-
 PLOT_SECONDS = 3.0  # after which drawing is given up
 SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
 

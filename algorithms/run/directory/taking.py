@@ -16,14 +16,10 @@ from appo.utils.directories import make_durable, sync_directory
 from appo.utils.errors import UsageError
 from appo.utils.lock import RunLock
 from appo.utils.log_files import tail
-from appo.utils.run_folder import (
-    RunFolder,
-    own_folder,
-)
+from appo.utils.run_folder import RunFolder, own_folder
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
 LAST_LINES = 20
 """Lines of each log that are logged when the folder of a run that never began is removed."""
 

@@ -41,7 +41,6 @@ THREADS_EXPONENT = 0.7
 # Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
 # larger forward passes; fewer are for scarce memory.
 SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
-
 Curve = tuple[tuple[int, float], ...]
 """Seconds by a count, in rising order."""
 NOTHING: Curve = ((1, 0.0),)

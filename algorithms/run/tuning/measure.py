@@ -32,17 +32,12 @@ from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.system.usage import OtherPrograms
 
 log = logging.getLogger(__name__)
-
 BUDGET_SECONDS = 2.0
-
 COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
 """Limit for making a second environment: seconds, or a multiple of the time of the first one."""
-
 BUSY_SHARE = 0.15
 """Share of the cores' time taken by other programs; a third of a core on two cores."""
-
 SLOW: Curve = ((1, BUDGET_SECONDS),)
-
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
 

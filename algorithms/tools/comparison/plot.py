@@ -52,7 +52,6 @@ COLOURS = (
 )  # distinguishable for colour-blind readers
 MOST_IN_LABEL = 2
 NAMES = {"env_steps": "env steps", "hours": "hours"}
-
 Array = NDArray[np.float64]
 
 

@@ -15,7 +15,6 @@ from appo.utils.values import shown
 
 LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
 """Flags that differ between any two runs."""
-
 Read = TypeVar("Read")
 
 

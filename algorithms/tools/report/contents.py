@@ -49,7 +49,6 @@ MOST_EVENTS = 400  # of the end of a lineage
 MOST_VIDEOS = 24
 VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
 MIB = 1 << 20
-
 Figures = Mapping[str, Sequence[Point]]
 
 
