@@ -288,8 +288,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     argv = underscored(argv)
     end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
     if wants_help(argv[:end]):
-        title = config_class.__name__.removesuffix("Config")
-        print_and_exit(format_help(command.usage, {title: flags}, {}))
+        print_and_exit(format_help(command.usage, {config_class.__name__.removesuffix("Config"): flags}, {}))
     train_flags = resolve_name("appo.algorithms.run.config:FLAGS") if command.training == "flags" else {}
     given = _parse_words(command, argv[:end], flags, train_flags)
     for flag, (other, value) in command.implied.items():

@@ -349,8 +349,7 @@ def check(config: Config) -> None:
         config.algorithm.check(replace(config.learning, **values), None)
     rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
     if config.logging.verify_reproduction and any(rates):
-        rate = words_of(max(rates))
-        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
+        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {words_of(max(rates))}")
 
 
 def _check_env(env: EnvConfig) -> None:

@@ -91,8 +91,7 @@ def saved_flags(directory: Path) -> dict[str, object]:
     Raises:
         UsageError: the stored configuration is damaged or not readable.
     """
-    content = RunFolder(directory).read_config()
-    return {name: value for name, value in content.items() if name not in (MEASURED, MARK)}
+    return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:

@@ -93,8 +93,7 @@ class ReturnCurve:
         if not values:
             return ""
         low, high, last = min(values), max(values), self.points[-1].env_steps
-        policies = range(len(self.points[-1].returns))
-        lines = "".join(_line(self.points, policy, (low, high), last) for policy in policies)
+        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(self.points[-1].returns)))
         labels = (
             f'<text x="{MARGIN}" y="12">{high:.4g}</text>'
             f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}">{low:.4g}</text>'

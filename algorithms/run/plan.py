@@ -168,8 +168,7 @@ class RunPlan:
     def fields(self) -> list[Field]:
         """Return the fields of the run's shared memory."""
         c, t = self.config, self.topology
-        widest = max(model.rnn_state_size for model in self.models)
-        sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
+        sizes = sizes_of(t, self.spec, max(model.rnn_state_size for model in self.models), c.learning.segment_steps)
         fields = Trajectories.declare(sizes, self.spec, self.recorded)
         fields += FinalObservations.declare(sizes, self.spec)
         fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]

@@ -31,8 +31,7 @@ def make_controller(
     if not (config.population.with_pbt or config.population.per_policy):
         return None
     learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
-    lineage = Lineage(config.run.run_directory, traits)
-    return Controller(exploit_explore, monitor, lineage, traits, learning, actors)
+    return Controller(exploit_explore, monitor, Lineage(config.run.run_directory, traits), traits, learning, actors)
 
 
 def make_self_play(

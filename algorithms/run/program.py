@@ -75,8 +75,7 @@ def given_again(config: Config) -> str:
 
 def script_of(name: str) -> Path | None:
     """Return the file of a module that a child can run; None for a notebook, a session, `python -c` and stdin."""
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
+    path = getattr(sys.modules.get(name), "__file__", None)
     if path is None:
         return None
     found = Path(getattr(multiprocessing.process, "ORIGINAL_DIR", None) or os.curdir, path)

@@ -120,13 +120,11 @@ def fill(
         The plain state of every policy's checkpoint; {} without a checkpoint.
     """
     changed = changes(config)
-    flags_changed = {change.partition(" ")[0] for change in changed}
-    resumed = resume(config.run.run_directory, blocks, models, flags_changed)
+    resumed = resume(config.run.run_directory, blocks, models, {change.partition(" ")[0] for change in changed})
     if taken := begin_from(config, blocks, models):
         resumed = [taken]
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
-    flags = marked(config.to_flat() | {"seed": seed})
-    journal(config.run.run_directory, flags, changed, env_steps, measured)
+    journal(config.run.run_directory, marked(config.to_flat() | {"seed": seed}), changed, env_steps, measured)
     return resumed
 
 
@@ -173,8 +171,7 @@ def _take_over(
 ) -> dict[str, Any]:
     """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
     state = _decoded(config.run.init_from, loaded, model)
-    before = saved_flags(source.run.path)
-    changed = {change.partition(" ")[0] for change in changed_flags(before, config.to_flat())}
+    changed = {change.partition(" ")[0] for change in changed_flags(saved_flags(source.run.path), config.to_flat())}
     meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
     plain = {name: value for name, value in meta.items() if name not in OF_MAIN}
     anew = {name: value for name, value in model.layout.numbers.items() if name in changed}

@@ -345,8 +345,7 @@ def recommendation(found: Measurement, cores: int) -> Finding:
         return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
     if found.costs is None:
-        device = choose_device(config.run.device)
-        placement = choose_placement(config, cores, device)
+        placement = choose_placement(config, cores, choose_device(config.run.device))
         sampling, said = plan_workers(found.planned, cores, placement, spec.num_agents), "by fixed rules"
     else:
         plan = choose(

@@ -79,8 +79,7 @@ def estimate(config: EstimateConfig) -> int:
     if set(config.estimators) & set(BY_VALUES):
         values = fitted_values(run, dataset.spec, player.policy.model, episodes, thoughts, gamma, config)
     for name in config.estimators:
-        terms = terms_of(name, episodes, thoughts, values, gamma)
-        found[name] = terms.interval(config.resamples, seed=config.seed)
+        found[name] = terms_of(name, episodes, thoughts, values, gamma).interval(config.resamples, seed=config.seed)
     say(_report(found, len(episodes), effective, gamma, as_json=config.json))
     return 0
 

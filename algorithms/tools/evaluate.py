@@ -221,8 +221,7 @@ class Evaluator:
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         if policy not in self._writers:
-            folder = self.folder.evaluation_summaries(policy)
-            self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
+            self._writers[policy] = EventWriter(self.folder.evaluation_summaries(policy), most_bytes=MOST_SUMMARY_BYTES)
         tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
         self._writers[policy].add(found[0].env_steps, tags)
 

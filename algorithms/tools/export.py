@@ -328,8 +328,7 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
         expected = _compute(network, model, inputs)
-        other = found[ACTION] != expected[ACTION]
-        others += int(other[:, ~network.is_real].any(axis=1).sum())
+        others += int((found[ACTION] != expected[ACTION])[:, ~network.is_real].any(axis=1).sum())
         for outputs in (found, expected):
             outputs[ACTION] = outputs[ACTION][:, network.is_real]
         for name, value in expected.items():

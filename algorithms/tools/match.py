@@ -181,13 +181,11 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         _check_alike(runs, spec)
         # With equal seeds, two equal policies would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
-        specs = [spec if alike else _as_played(run, spec) for run in runs]
-        together = zip(runs, specs, seeds, strict=True)
+        together = zip(runs, [spec if alike else _as_played(run, spec) for run in runs], seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
         players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
         pair = PairOfPlayers(players[0], players[1], spec.num_agents)
-        differences = list(_differences(pair, play(envs, pair, flags, seed)))
-        return [steps for _, steps in loaded], differences
+        return [steps for _, steps in loaded], list(_differences(pair, play(envs, pair, flags, seed)))
     finally:
         envs.close()
 

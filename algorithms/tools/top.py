@@ -43,8 +43,7 @@ def top(config: TopConfig) -> int:
     Raises:
         UsageError: a run is missing.
     """
-    directories = _directories(config)
-    watched = read_each(directories, lambda _, directory: ObservedRun.of(directory))
+    watched = read_each(_directories(config), lambda _, directory: ObservedRun.of(directory))
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
         for one in watched:

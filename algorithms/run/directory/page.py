@@ -53,18 +53,16 @@ def page(directory: Path, config: Config) -> str:
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
     location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
-    curve = [f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []
-    table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
         [
             f"# {found.name}",
             "",
             f"{config.run.algo} on `{shown(config.env.env or 'datasets')}`; {found.state}: {_escape(found.reason)}.",
             "",
-            *curve,
+            *([f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []),
             "| | |",
             "|---|---|",
-            *table,
+            *[f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()],
             "",
             "The same again, from the start:",
             "",
@@ -84,8 +82,7 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """Return the shortest command that trains with the same flags; see `words_of_flags`."""
-    known = flag_table(str(flags.get("algo", DEFAULT))).flags
-    names = [name for name in known if name not in ("env", *LOCATION)]
+    names = [name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in ("env", *LOCATION)]
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
@@ -103,8 +100,7 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Return the names of flags that differ from the env's preset, else from its kind of observation or the default."""
     algo = str(flags.get("algo", DEFAULT))
-    known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
-    by_preset = known or by_kind
+    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo)) or by_kind
     usual = {name: _plain(flag.default) for name, flag in flag_table(algo).flags.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]

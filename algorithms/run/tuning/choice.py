@@ -155,12 +155,10 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         forward = at(costs.act, batch)
         sample += ROUND_TRIP_SECONDS / 2 / rows
         act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
-        members = policies * config.sampling.policy_workers_per_policy
-        cycle = step + forward + ROUND_TRIP_SECONDS
         limits = [
             reliable * plan.num_workers / (sample + preempted),
-            RELIABLE * members / act,
-            RELIABLE * groups * rows / cycle,
+            RELIABLE * (policies * config.sampling.policy_workers_per_policy) / act,
+            RELIABLE * groups * rows / (step + forward + ROUND_TRIP_SECONDS),
         ]
         total += act
     total += sample
@@ -266,8 +264,7 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
 
 
 def _microseconds(seconds: float) -> str:
-    units = ((1.0, "s"), (1e-3, "ms"))
-    unit, name = next(((unit, name) for unit, name in units if seconds >= unit), (1e-6, "us"))
+    unit, name = next(((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms")) if seconds >= unit), (1e-6, "us"))
     return f"{seconds / unit:.3g} {name}"
 
 

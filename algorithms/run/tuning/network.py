@@ -194,8 +194,7 @@ class NetworkTimer:
     def update(self, columns: int) -> Callable[[], None]:
         """Return a function that trains from a slot of that many trajectories to new weights, like a learner."""
         learning = self.config.learning
-        size = columns * learning.rollout
-        one_step = learning.one_update(size)
+        one_step = learning.one_update(columns * learning.rollout)
         sampling = replace(self.config.sampling, max_policy_lag=NEVER)
         alone, quiet = PopulationConfig(), LoggingConfig()
         config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)

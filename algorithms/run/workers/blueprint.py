@@ -148,8 +148,7 @@ class Blueprint(RunPlan):
 
     def make_further(self, plan: ProcessPlan, address: Address, others: Mapping[Address, Worker]) -> Worker:
         """Make a worker of a role that the algorithm declares."""
-        own = (*self.topology.further, *self.topology.apart)
-        number = [role.name for role, _ in own].index(address.role)
+        number = [role.name for role, _ in (*self.topology.further, *self.topology.apart)].index(address.role)
         seeds = self.seeds("further", number, address.index, address.member, plan.generation)
         context = self.context(address.index, self.device_of(address.facts), seeds, plan.arena)
         return self.algorithm.make_worker(address, context, self.trajectories(plan.arena, address.index), others)

@@ -153,8 +153,7 @@ def _events(directory: Path) -> list[Event]:
     except UsageError as error:
         complain(f"warning: the lineage of {shown(directory.name)} is left out: {error}\n")
         return []
-    events = [e for e in found if all(is_number(getattr(e, name)) for name in numbers)]
-    return events[-MOST_EVENTS:]
+    return [e for e in found if all(is_number(getattr(e, name)) for name in numbers)][-MOST_EVENTS:]
 
 
 class Films:

@@ -204,8 +204,7 @@ def _machine(runs: Sequence[ReportedRun]) -> str:
     cards = [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]
     if not cards:
         return ""
-    beside = chr(10).join(cards)
-    return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{beside}\n</div>'
+    return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{chr(10).join(cards)}\n</div>'
 
 
 def _machine_of(run: ReportedRun, *, several: bool) -> str:
