@@ -63,8 +63,7 @@ def find_run(config: EvaluationConfig) -> SavedRun:
     Raises:
         UsageError, CheckpointError: see `load_run`, or no run exists.
     """
-    group = Path(config.train_dir, config.experiments_root)
-    named = config.experiment
+    group, named = Path(config.train_dir, config.experiments_root), config.experiment
     directory = folders.find_run(named, group) if named else folders.newest_run(group, config.env)
     return load_run(RunFolder(directory), config)
 
@@ -81,16 +80,14 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         UsageError: the run, policy or milestone is missing, or needed flags are not trusted.
         CheckpointError: the checkpoint is missing, or no checkpoint verifies.
     """
-    given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
-    name = folder.path.name
+    given, name = ("env",) if config.env else (), folder.path.name
     reading = Reading.of(folder.path, trust=config.trust)
-    flags = reading.permitted(needed, given=given, remember=config.trust, closed=closed)
+    flags = reading.permitted(needed, given=given, remember=config.trust, closed=(Path(config.train_dir),))
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
-    if config.env and not saved.env.env:  # learned from datasets, without an environment
-        saved = replace(saved, env=replace(saved.env, env=config.env))
-    if config.env and is_again(saved.env.env, config.env):
+    # A run that has learned from datasets has no environment.
+    if config.env and (not saved.env.env or is_again(saved.env.env, config.env)):
         saved = replace(saved, env=replace(saved.env, env=config.env))
     if config.env and config.env != saved.env.env:
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")

@@ -1,7 +1,7 @@
 """The folders of runs: names, places, saved flags, sources of weights, and search."""
 
+import contextlib
 import itertools
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from appo.utils.errors import UsageError
 from appo.utils.run_folder import CHECKPOINT_FOLDERS, CONFIG_FILE, STATUS_FILE, RunFolder
 from appo.utils.values import nearest, shown
 
-log = logging.getLogger(__name__)
 MEASURED = "measured"
 """Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
 MARK = "mark"
@@ -228,11 +227,7 @@ def runs_in(group: Path, deepest: int = DEEPEST) -> list[Path]:
 
 
 def _named(word: str, group: Path) -> list[tuple[str, Path]]:
-    """Return name and folder of the run of this name, or of the runs in the group of this name.
-
-    Raises:
-        UsageError: the name does not exist.
-    """
+    """Return name and folder of the run of this name, or of the runs in its group (UsageError: no such name)."""
     paths = (group / word, Path(word)) if word else ()
     for path in paths:
         if is_run(path):
@@ -258,14 +253,6 @@ def _has(path: Path, file: str = CONFIG_FILE) -> bool:
     return os.path.isfile(path / file)
 
 
-def _env_of(directory: Path) -> object:
-    """Return the env of a run; None for a damaged run, which must not hide the others."""
-    try:
-        return saved_flags(directory).get("env")
-    except UsageError:
-        return None
-
-
 def newest_run(group: Path, env: str) -> Path:
     """Return the directory of the last started run of an env (empty: of any env), groups included.
 
@@ -274,8 +261,9 @@ def newest_run(group: Path, env: str) -> Path:
     """
     started = []
     for path in runs_in(group):
-        if _has(path) and (not env or _env_of(path) == env):
-            started.append((RunFolder(path).config.stat().st_mtime_ns, path))
+        with contextlib.suppress(UsageError):  # a damaged run must not hide the others
+            if _has(path) and (not env or saved_flags(path).get("env") == env):
+                started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]

@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
@@ -131,10 +130,10 @@ class Run:
         with ExitStack() as stack:
             check_machine(self.config, self.sampling)
             self._check_names()
-            locked = lock_run_folder(
-                self.directory, self.config.run.restart_behavior, unnamed=self.config.unnamed, begun=lambda: self.begun
+            behavior, unnamed = self.config.run.restart_behavior, self.config.unnamed
+            lock = stack.enter_context(
+                lock_run_folder(self.directory, behavior, unnamed=unnamed, begun=lambda: self.begun)
             )
-            lock = stack.enter_context(locked)
             if (directory := lock.path.parent) != self.directory:
                 self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
                 self.directory, self.status = directory, Status(directory)
@@ -144,10 +143,8 @@ class Run:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: Any) -> None:
+        self._open.__exit__(*exception)
 
     def train(self) -> int:
         """Train to the end, as the command line does; return the exit code."""
@@ -159,12 +156,12 @@ class Run:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:
             run = self.config.run
-            if not self.begun:
+            if self.begun:
+                leave_page(self.config, with_curve=False)
+                without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
+                log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
+            else:
                 log.info("%s before training began", interruption)
-                return interruption.exit_code
-            leave_page(self.config, with_curve=False)
-            without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
-            log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             return interruption.exit_code
         except StopNow:
             log.info("ended without saving")
@@ -204,11 +201,7 @@ class Run:
         return reason
 
     def _start(self, stack: ExitStack) -> Runner:
-        """Start the run, from its flags to running workers: read this function from top to bottom.
-
-        Args:
-            stack: stack that ends the run.
-        """
+        """Start the run, which the stack ends, from its flags to running workers: read from top to bottom."""
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
@@ -273,8 +266,7 @@ class Run:
         self._first_batch = FirstBatch.of(config, topology)
         stack.callback(say_output, monitor, config)
         stack.callback(log_comparison, monitor, config)
-        evaluator = stack.enter_context(evaluate_beside(config, self.janitor))
-        if evaluator is not None:
+        if evaluator := stack.enter_context(evaluate_beside(config, self.janitor)):
             monitor.beside["evaluator"] = evaluator
         stack.enter_context(runner)
         workers.start()
@@ -328,7 +320,7 @@ class Run:
         return inquiry.Inquiry(
             target,
             arguments,
-            log_path=self._log_path("probe"),
+            log_path=self.config.run.folder.log("probe"),
             method=method,
             signals=self.signals,
             janitor=self.janitor,
@@ -392,16 +384,13 @@ class Run:
             workers=workers,
             links=links.of(name, workers) if links else None,
             arena=arena,
-            log_path=self._log_path(name),
+            log_path=self.config.run.folder.log(name),
             niceness=s.default_niceness + role.extra_niceness,
             cores=cores_of(workers[0], blueprint.topology, s, self.cores),
             threads=self.sampling.learner_threads if role.trains else 1 if single else self.cores,
             visible_gpus=gpus_of(workers, s),
             log_level=self.config.logging.log_level.upper(),
         )
-
-    def _log_path(self, name: str) -> Path:
-        return self.config.run.folder.log(name)
 
 
 def _prepare_serial(threads: int) -> None:

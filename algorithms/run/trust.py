@@ -119,16 +119,16 @@ def mark_of(flags: Mapping[str, object], key: bytes) -> str:
         flags: flags in the form of config.json.
         key: key of the user.
     """
-    covered = {name: value for name, value in flags.items() if name not in OWN_PLACE and _is_covered(name, value)}
+    reaching = {name for name, flag in flag_table(DEFAULT).flags.items() if flag.reaches_out}
+    covered = {
+        name: value
+        for name, value in flags.items()
+        if name not in {*OWN_PLACE, MARK, MEASURED}
+        and value is not None
+        and (name in reaching or not isinstance(value, bool | int | float))
+    }
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
     return hmac.new(key, CONTEXT + text.encode(), hashlib.sha256).hexdigest()
-
-
-def _is_covered(name: str, value: object) -> bool:
-    if name in (MARK, MEASURED) or value is None:
-        return False
-    known = flag_table(DEFAULT).flags.get(name)
-    return not isinstance(value, bool | int | float) or (known is not None and known.reaches_out)
 
 
 def marked(flags: Mapping[str, object]) -> dict[str, object]:
@@ -219,16 +219,13 @@ class Reading:
         if refusal := self.refusal(needed, given):
             raise UsageError(refusal)
         if remember and self.flags and not is_marked(self.content):
-            _remember(self.directory, self.content)
+            with_mark = marked({name: value for name, value in self.content.items() if name != MARK})
+            try:
+                write_json_atomic(RunFolder(self.directory).config, with_mark)
+            except OSError as error:
+                name, why = self.directory.name, error.strerror
+                log.warning("run %s is trusted this once: cannot write its mark: %s", name, why)
         return self.flags
-
-
-def _remember(directory: Path, content: Mapping[str, object]) -> None:
-    with_mark = marked({name: value for name, value in content.items() if name != MARK})
-    try:
-        write_json_atomic(RunFolder(directory).config, with_mark)
-    except OSError as error:
-        log.warning("run %s is trusted this once: cannot write its mark: %s", directory.name, error.strerror)
 
 
 def uses(

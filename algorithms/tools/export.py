@@ -240,10 +240,7 @@ def _copy(model: ActorCritic) -> ActorCritic:
 
 
 def _keep_weight(module: nn.Module) -> None:
-    """Make a computed weight a plain weight.
-
-    torch's own function would change the original too: copy and original share the class with the computed property.
-    """
+    """Make a computed weight a plain one; torch's own function would change the original too, which has this class."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     module.__class__ = type(module).__bases__[0]
@@ -311,19 +308,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _check(network: _Network, model: ActorCritic, path: Path) -> float:
-    """Compare a file with the model on random observations, step by step; return the largest difference.
-
-    Raises:
-        ExportError: the difference is too large, or actions differ.
-    """
+    """Return the largest difference of file and model on random observations (ExportError: too large)."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    generator = torch.Generator().manual_seed(1)
+    generator, states = torch.Generator().manual_seed(1), Values()
     worst, others = 0.0, 0
-    states: Values = {}
     for _ in range(CHECKED_STEPS):
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))

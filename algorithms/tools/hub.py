@@ -73,7 +73,16 @@ def hub(config: HubConfig) -> int:
         if config.dry_run:
             say(f"dry run: nothing is uploaded{f' to {config.repo}' if config.repo else ''}")
         elif config.repo:
-            _upload(config, folder)
+            api = _library().HfApi()
+            with _reaching_the_hub():
+                api.create_repo(repo_id=config.repo, exist_ok=True, private=config.private)
+                api.upload_folder(
+                    repo_id=config.repo,
+                    folder_path=str(folder),
+                    allow_patterns=names_in(folder),
+                    commit_message="A policy trained by appo",
+                )
+            say(f"uploaded to https://huggingface.co/{config.repo}")
     return 0
 
 
@@ -133,9 +142,8 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
     env, figures = run.config.env.env, LastReturns.of(run)
     name = config.repo or run.directory.name
-    code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
-    names = ", ".join(f"`{text}`" for text in code)
-    own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if code else ""
+    names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
+    own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
@@ -211,25 +219,9 @@ def _refuse_leaks(folder: Path) -> None:
     for name in names_in(folder):
         if not ALLOWED.fullmatch(name):
             raise UsageError(f"{shown(name)} is no file of a policy: nothing is uploaded")
-        if name not in TEXTS:
-            continue
-        text = (folder / name).read_text(encoding="utf-8")
-        found = [*ABSOLUTE_PATH.findall(text), *(machine.findall(text) if machine else ())]
-        if found:
+        text = (folder / name).read_text(encoding="utf-8") if name in TEXTS else ""
+        if found := [*ABSOLUTE_PATH.findall(text), *(machine.findall(text) if machine else ())]:
             raise UsageError(f"{name} would give away {shown(found[0])}: change that flag, nothing is uploaded")
-
-
-def _upload(config: HubConfig, folder: Path) -> None:
-    api = _library().HfApi()
-    with _reaching_the_hub():
-        api.create_repo(repo_id=config.repo, exist_ok=True, private=config.private)
-        api.upload_folder(
-            repo_id=config.repo,
-            folder_path=str(folder),
-            allow_patterns=names_in(folder),
-            commit_message="A policy trained by appo",
-        )
-    say(f"uploaded to https://huggingface.co/{config.repo}")
 
 
 def _download(config: HubConfig) -> int:
@@ -251,8 +243,8 @@ def _download(config: HubConfig) -> int:
     Path(config.train_dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
         folder = Path(temporary, name)
+        place = Path(temporary, "fetched")
         for file in wanted:
-            place = Path(temporary, "fetched")
             with _reaching_the_hub():
                 library.hf_hub_download(config.download, file, local_dir=str(place))
             _keep(place, file, folder / file)
@@ -278,18 +270,12 @@ def _keep(place: Path, file: str, target: Path) -> None:
 
 
 def _examine(folder: Path) -> str:
-    """Read everything that playing reads; return remarks.
-
-    Raises:
-        UsageError: the flags are invalid.
-        CheckpointError: a checkpoint is damaged or inconsistent.
-    """
+    """Read what playing reads; return remarks (UsageError: invalid flags; CheckpointError: a damaged checkpoint)."""
     flags = saved_flags(folder)
     asks = uses(flags, PLAYED)
     if not uses(flags, LOOKED_AT):  # flags of a stranger's algorithm are unknown
         Config.from_saved(flags)
-    parents = RunFolder(folder).checkpoint_folders()
-    if not parents:
+    if not (parents := RunFolder(folder).checkpoint_folders()):
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:
         checkpoint_files.load(parent, check=decode, limit=LIMIT)

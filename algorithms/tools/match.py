@@ -116,7 +116,10 @@ def match(config: MatchConfig) -> int:
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
         runs = find_side(config.a, config.policy_a, config), find_side(config.b, config.policy_b, config)
-        _refuse_equal(runs)
+        a, b = runs
+        if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
+            names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
+            raise UsageError(f"A and B have the same weights, and a match against itself says nothing: {names}")
         env_steps, differences = _play(runs, config, seed)
     score = score_of(differences)
     say(_as_json(runs, env_steps, seed, score) if config.json else _summary(runs, env_steps, seed, score))
@@ -150,23 +153,11 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
-    """Return the run with the checkpoint of any kind nearest to a number of env steps.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used.
-    """
+    """Return the run with the checkpoint nearest to a number of env steps (CheckpointError: it cannot be used)."""
     folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
-
-
-def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:
-    """Refuse a match of a policy against itself, also through different names, kinds or links (UsageError)."""
-    a, b = runs
-    if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
-        names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
-        raise UsageError(f"A and B have the same weights, and a match against itself says nothing: {names}")
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
@@ -225,11 +216,7 @@ def _in_its_units(config: EnvConfig) -> EnvConfig:
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
-    """Return the environment as seen by the policies of a run, perhaps in units of the run.
-
-    Raises:
-        UsageError: each agent has its own bounds, so common units do not exist.
-    """
+    """Return the environment as policies of a run see it, perhaps in own units (UsageError: no common units)."""
     if not any(spec.action.is_real):
         return spec
     own = make_alone(run.config.env)
@@ -256,8 +243,7 @@ def score_of(differences: Sequence[float]) -> Score:
         raise UsageError("in no episode agents of both sides took part")
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     draws = len(differences) - wins - losses
-    mean = Mean(statistics.fmean(differences), *bootstrap_interval(differences))
-    points = wins + draws / 2
+    mean, points = Mean(statistics.fmean(differences), *bootstrap_interval(differences)), wins + draws / 2
     win_rate = Mean(points / len(differences), *wilson_interval(points, len(differences)))
     return Score(mean, win_rate, wins, draws, losses)
 

@@ -16,7 +16,7 @@ from appo.algorithms.datasets.writer import DatasetWriter, require_pyarrow
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.player import Player, load_player
+from appo.algorithms.playing.player import load_player
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.runtime.memory.arena import Array
@@ -155,18 +155,15 @@ def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: 
     player.random = policy.random(seed, rows)
     version = np.full(rows, int(read_plain(run.files["state.json"])["version"]), np.int64)
 
+    @torch.inference_mode()
     def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:
-        return _choose(player, obs, first, greedy=config.deterministic) | {POLICY_VERSION: version}
+        tensors = {key: torch.from_numpy(value).to(player.device) for key, value in obs.items()}
+        inputs = tensors, torch.from_numpy(first).to(player.device), player.rnn_state
+        found, player.rnn_state = policy.act(*inputs, None, player.random, greedy=config.deterministic)
+        kept = {name: values.cpu().numpy() for name, values in found.items() if name in ("action", *THOUGHTS)}
+        return kept | {POLICY_VERSION: version}
 
     return act
-
-
-@torch.inference_mode()
-def _choose(player: Player, obs: dict[str, Array], first: BoolArray, *, greedy: bool) -> dict[str, Array]:
-    tensors = {key: torch.from_numpy(value).to(player.device) for key, value in obs.items()}
-    starts = torch.from_numpy(first).to(player.device)
-    found, player.rnn_state = player.policy.act(tensors, starts, player.rnn_state, None, player.random, greedy=greedy)
-    return {name: values.cpu().numpy() for name, values in found.items() if name in ("action", *THOUGHTS)}
 
 
 def _random_actions(spec: EnvSpec, seed: int) -> Act:
@@ -178,10 +175,9 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
         mask = torch.from_numpy(obs[MASK_KEY]).flatten(1) > 0 if MASK_KEY in obs else None
         policy = ActionDistribution(spec.action.parts, logits, mask)
         action = policy.sample(generator)
-        thought = {"logits": logits, "log_prob": policy.log_prob(action)}
-        return {name: values.numpy() for name, values in (("action", action), *thought.items())} | {
-            POLICY_VERSION: np.zeros(len(first), np.int64)
-        }
+        found = {"action": action, "logits": logits, "log_prob": policy.log_prob(action)}
+        version = np.zeros(len(first), np.int64)
+        return {name: values.numpy() for name, values in found.items()} | {POLICY_VERSION: version}
 
     return act
 
@@ -189,9 +185,9 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
 def _report(done: Recording, *, as_json: bool) -> str:
     writer, mean = done.writer, sum(done.returns) / max(1, len(done.returns))
     if as_json:
-        figures = {"dataset": str(writer.folder), "episodes": writer.episodes, "steps": writer.steps}
+        written = {"episodes": writer.episodes, "steps": writer.steps, "parts": writer.parts, "mean_return": mean}
         dropped = {"dropped_episodes": done.dropped_episodes, "dropped_steps": done.dropped_steps}
-        return json_text({**figures, "parts": writer.parts, "mean_return": mean, **dropped})
+        return json_text({"dataset": str(writer.folder), **written, **dropped})
     left_out = f"{done.dropped_episodes} episodes of {done.dropped_steps} steps had no end and are left out"
     return (
         f"{shown(str(writer.folder))}: {writer.episodes} episodes, {writer.steps} steps, in {writer.parts} parts; mean"

@@ -43,7 +43,8 @@ def lock_run_folder(
         ResourceError: the file system has no locks.
     """
     with old_run_out_of_the_way(directory, behavior, begun):
-        made = _missing_folders(directory)
+        parents = (directory, *directory.parents)
+        made = list(itertools.takewhile(lambda path: not os.path.lexists(path), parents))  # the innermost first
         try:
             if unnamed:
                 directory = _make_unnamed(directory)
@@ -60,11 +61,6 @@ def lock_run_folder(
             finally:
                 if (made or unnamed) and not (begun() or any(run.incidents.glob("*"))):
                     _remove_made([directory, *made[1:]])
-
-
-def _missing_folders(directory: Path) -> list[Path]:
-    """Return the missing folders on the path of a run, the innermost first."""
-    return list(itertools.takewhile(lambda path: not os.path.lexists(path), (directory, *directory.parents)))
 
 
 def _make_unnamed(directory: Path) -> Path:
@@ -119,8 +115,10 @@ def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], b
         )
     with RunLock(run.lock):
         # A crash while files are removed leaves no run that looks whole; see `remove_old`.
-        hidden = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
-        aside = _unused_name(directory) if behavior == "restart" else hidden
+        aside = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+        if behavior == "restart":
+            numbered_names = (directory.with_name(f"{directory.name}.bak{number}") for number in itertools.count(1))
+            aside = next(path for path in numbered_names if not os.path.lexists(path))
         try:
             os.rename(directory, aside)
         except OSError as error:
@@ -161,13 +159,6 @@ def remove_old(directory: Path) -> None:
         log.info("the old run in %s is removed", directory)
 
 
-def _unused_name(directory: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := directory.with_name(f"{directory.name}.bak{number}")):
-        number += 1
-    return aside
-
-
 def refuse_unwritable(directory: Path) -> None:
     """Refuse a folder with a file or folder that cannot be read or written (UsageError), before training."""
     run = RunFolder(directory)
@@ -204,11 +195,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def _walk(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield every path below a folder with its stat; links are not followed, vanishing files are skipped.
-
-    Raises:
-        UsageError: a folder cannot be read.
-    """
+    """Yield every path below a folder with its stat, without following links (UsageError: an unreadable folder)."""
     waiting = [directory]
     while waiting:
         folder = waiting.pop()

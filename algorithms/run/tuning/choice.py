@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Self
 
 from appo.algorithms.run.config import Config
@@ -145,7 +146,9 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
     reliable = RELIABLE if plan.num_workers >= cores else RELIABLE_FEW
-    total, preempted = learn * plan.learner_threads + hand_over, _preempted_seconds(learn, plan, cores)
+    # Actors lose seconds per sample to learner threads on the same cores.
+    crowding = max(0.0, (plan.num_workers + plan.learner_threads) / cores - 1) if plan.num_workers < cores else 0.0
+    total, preempted = learn * plan.learner_threads + hand_over, plan.num_workers * learn * crowding
     if plan.placement == "local":
         sample += act
         limits = [reliable * plan.num_workers / (sample + preempted)]
@@ -157,19 +160,13 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
         limits = [
             reliable * plan.num_workers / (sample + preempted),
-            RELIABLE * (policies * config.sampling.policy_workers_per_policy) / act,
+            RELIABLE * policies * config.sampling.policy_workers_per_policy / act,
             RELIABLE * groups * rows / (step + forward + ROUND_TRIP_SECONDS),
         ]
         total += act
     total += sample
     learner = RELIABLE_LEARNER * policies / (learn + hand_over)
     return min(learner, *limits, cores / total)
-
-
-def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
-    """Return the seconds per sample that actors lose to learner threads on the same cores."""
-    crowding = (plan.num_workers + plan.learner_threads) / cores - 1
-    return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
 
 
 def choose(
@@ -288,13 +285,11 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
             continue
         halves = placement == "central" and not s.num_envs_per_worker % 2
         splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
-        for num_workers in _counts(s.num_workers, cores):
-            for num_splits in splits:
-                for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
-                    for share in SHARES:
-                        given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
-                        plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
-                        yield replace(_part(plan, given, share), learner_threads=threads)
+        workers, threads = _counts(s.num_workers, cores), _counts(s.learner_main_loop_num_cores, thread_limit(cores))
+        for num_workers, num_splits, learner_threads, share in product(workers, splits, threads, SHARES):
+            given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
+            plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
+            yield replace(_part(plan, given, share), learner_threads=learner_threads)
 
 
 def thread_limit(cores: int) -> int:

@@ -61,14 +61,10 @@ def comparison(runs: Sequence[ComparedRun]) -> dict[str, list[Row]]:
     }
 
 
-def _throughput(curve: Sequence[Point]) -> float | None:
-    return curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None
-
-
 RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
     ("env_steps", lambda curve: curve[-1].env_steps),
     ("hours", lambda curve: curve[-1].hours),
-    ("env_steps_per_second", _throughput),
+    ("env_steps_per_second", lambda curve: curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None),
     ("final_return", lambda curve: curve[-1].value),
     ("best_return", lambda curve: max(point.value for point in curve)),
 )
