@@ -58,11 +58,7 @@ class SavedRun(NamedTuple):
 
 
 def find_run(config: EvaluationConfig) -> SavedRun:
-    """Load the run named by the flags, or the newest run of the environment.
-
-    Raises:
-        UsageError, CheckpointError: see `load_run`, or no run exists.
-    """
+    """Load the run named by the flags, or the newest run of the environment (UsageError: no run). See `load_run`."""
     group, named = Path(config.train_dir, config.experiments_root), config.experiment
     directory = folders.find_run(named, group) if named else folders.newest_run(group, config.env)
     return load_run(RunFolder(directory), config)

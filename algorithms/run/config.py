@@ -76,11 +76,7 @@ class Config:
 
     @classmethod
     def from_saved(cls, flags: Mapping[str, object]) -> Self:
-        """Compose the configuration of a saved run; a flag younger than the run has its value of `before=`.
-
-        Raises:
-            UsageError: as `from_flat`.
-        """
+        """Compose the configuration of a saved run (UsageError); a younger flag has its value of `before=`."""
         return cls.from_flat({**flag_table(str(flags.get("algo", DEFAULT))).values_before, **flags})
 
     @property

@@ -101,13 +101,7 @@ def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
 
 
 def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> str:
-    """Return one log line with the decided flags; empty without any.
-
-    Args:
-        config: completed configuration.
-        undecided: names of the flags that were open.
-        spec: spaces of the environment; gives the line the keys that decided.
-    """
+    """Return one log line with the decided flags; empty without any."""
     values = chosen_in(config, undecided)
     if config.model.encoder_custom:  # it stands in the place of the encoder that these describe
         values = {name: value for name, value in values.items() if not name.startswith("encoder_")}

@@ -85,20 +85,12 @@ def folders(group: Path) -> list[str]:
 
 
 def saved_flags(directory: Path) -> dict[str, object]:
-    """Return the stored flags of a run's last start; empty for a run without a start.
-
-    Raises:
-        UsageError: the stored configuration is damaged or not readable.
-    """
+    """Return the stored flags of a run's last start; empty without a start (UsageError: damaged or not readable)."""
     return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return the measurement in a run's config.json; empty without a measurement.
-
-    Raises:
-        UsageError: the stored configuration is damaged or not readable.
-    """
+    """Return the measurement in a run's config.json; empty without one (UsageError: damaged or not readable)."""
     measured = RunFolder(directory).read_config().get(MEASURED)
     return measured if isinstance(measured, dict) else {}
 
@@ -185,11 +177,7 @@ def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
 
 
 def find_run(word: str, group: Path) -> Path:
-    """Return the folder of the single run that a word names, see `find_runs`.
-
-    Raises:
-        UsageError: the word names no run, or several.
-    """
+    """Return the folder of the single run that a word names, see `find_runs` (UsageError: no run, or several)."""
     try:
         found = _named(word, group)
     except UsageError as error:
@@ -254,11 +242,7 @@ def _has(path: Path, file: str = CONFIG_FILE) -> bool:
 
 
 def newest_run(group: Path, env: str) -> Path:
-    """Return the directory of the last started run of an env (empty: of any env), groups included.
-
-    Raises:
-        UsageError: no such run.
-    """
+    """Return the directory of the last started run of an env (empty: of any), groups included (UsageError: no run)."""
     started = []
     for path in runs_in(group):
         with contextlib.suppress(UsageError):  # a damaged run must not hide the others

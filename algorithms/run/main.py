@@ -77,10 +77,6 @@ log = logging.getLogger(__name__)
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
     """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
-    Args:
-        config: all flags.
-        kind: class of the run; None: `Run`.
-
     Raises:
         AppoError: a failure, with its exit code.
     """

@@ -134,11 +134,7 @@ class Lines:
 
 
 class Display:
-    """An output of a notebook cell, redrawn in place.
-
-    Args:
-        ipython: module `IPython.display`.
-    """
+    """An output of a notebook cell, redrawn in place."""
 
     def __init__(self, ipython: Any) -> None:
         self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False

@@ -66,10 +66,6 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
     """Return a line for every policy but the first: the difference of its mean return to the first policy's.
 
     The interval covers the last episodes played; variation between seeds is not included.
-
-    Args:
-        policies: progress of every policy.
-        given: flags that `--per_policy` gives every policy.
     """
     lines = []
     first = policies[0].episode_return.values()

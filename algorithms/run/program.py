@@ -26,10 +26,6 @@ MAIN = "__main__"
 def check_program(config: Config, *, has_workers: bool) -> None:
     """Refuse an environment or a script that worker processes cannot get from the calling program.
 
-    Args:
-        config: all flags.
-        has_workers: whether the run has processes besides main.
-
     Raises:
         UsageError: with the cure.
     """

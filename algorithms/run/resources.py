@@ -31,11 +31,7 @@ def free_bytes(limit_mb: int) -> int:
 
 
 def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
-    """Reserve the shared memory of a run.
-
-    Raises:
-        ResourceError: memory is too small or limited; the message lists the needs.
-    """
+    """Reserve the shared memory of a run (ResourceError: memory is too small or limited; lists the needs)."""
     free = free_bytes(limit_mb)
     if sum(field.nbytes for field in fields) > free:
         allowed = f"--memory_limit_mb={limit_mb} allows" if free == limit_mb << 20 else "free are"
@@ -59,10 +55,6 @@ def memory_plan(fields: Sequence[Field]) -> str:
 
 def check_machine(config: Config, sampling: Sampling) -> None:
     """Refuse a run that this machine cannot hold, whatever environment and network need.
-
-    Args:
-        config: all flags.
-        sampling: counts of workers without measurements.
 
     Raises:
         UsageError: the network is too small or too large, see `models.config.check_size`.
@@ -95,11 +87,7 @@ def check_machine(config: Config, sampling: Sampling) -> None:
 
 
 def check_descriptors(topology: Topology) -> None:
-    """Refuse a run that needs more open files than allowed, before any process starts.
-
-    Raises:
-        ResourceError: with the numbers.
-    """
+    """Refuse a run that needs more open files than allowed, before any process starts (ResourceError)."""
     _check_open_files(len(topology.processes()), topology.num_actors, limits.limit())
 
 

@@ -231,11 +231,7 @@ class ResumeSegments:
         return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
 
     def next(self) -> Workers:
-        """Make the workers of the next segment, after the workers of the last one have ended.
-
-        Raises:
-            NumericsError: the last segment left no state to resume.
-        """
+        """Make the workers of the next segment, after the last ones ended (NumericsError: no state to resume)."""
         state = self._block.read()
         if state is None or env_steps_of(state) < self.end:
             raise NumericsError(f"the learner's state at {self.end} env steps is not finite, or was not saved")

@@ -49,11 +49,7 @@ class NoKey(Exception):
 
 
 def key_path() -> Path:
-    """Return the path of this user's key.
-
-    Raises:
-        NoKey: the user has no configuration folder.
-    """
+    """Return the path of this user's key (NoKey: the user has no configuration folder)."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"
@@ -63,11 +59,7 @@ def key_path() -> Path:
 
 
 def read_key() -> bytes:
-    """Return the key of this user.
-
-    Raises:
-        NoKey: the key is missing, or other users could have read or made the file.
-    """
+    """Return the key of this user (NoKey: the key is missing, or other users could have read or made the file)."""
     path = key_path()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -86,11 +78,7 @@ def read_key() -> bytes:
 
 
 def make_key() -> bytes:
-    """Return the key of this user; make a missing one.
-
-    Raises:
-        NoKey: the key cannot be read or made.
-    """
+    """Return the key of this user; make a missing one (NoKey: the key cannot be read or made)."""
     path = key_path()
     if not os.path.lexists(path):
         temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
@@ -113,12 +101,7 @@ def make_key() -> bytes:
 
 
 def mark_of(flags: Mapping[str, object], key: bytes) -> str:
-    """Return the mark of a run's flags. Numbers, which can do no harm, are not covered.
-
-    Args:
-        flags: flags in the form of config.json.
-        key: key of the user.
-    """
+    """Return the mark of a run's flags. Numbers, which can do no harm, are not covered."""
     reaching = {name for name, flag in flag_table(DEFAULT).flags.items() if flag.reaches_out}
     covered = {
         name: value

@@ -95,10 +95,6 @@ class Finding(NamedTuple):
 def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
     """Print all findings; return 0 if nothing prevents training, else 1.
 
-    Args:
-        config: format of the output.
-        given: flags of training on the command line, by name.
-
     Raises:
         UsageError: flags of training contradict each other.
     """

@@ -167,11 +167,7 @@ class Evaluator:
         return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
-        """Evaluate the checkpoints written since the last look.
-
-        Raises:
-            UsageError, CheckpointError, EnvironmentFailure: see `evaluate`.
-        """
+        """Evaluate the checkpoints written since the last look. Errors are those of `evaluate`."""
         return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
     def _look_at(self, policy: int) -> list[Evaluation]:

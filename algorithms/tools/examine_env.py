@@ -68,9 +68,6 @@ class Examination(NamedTuple):
 class Scales:
     """The sizes of the observations and rewards of an environment, in bounded memory.
 
-    Args:
-        envs: environments of the group.
-
     Attributes:
         shown: least and largest number per observation key of floats.
     """
@@ -97,11 +94,7 @@ class Scales:
 
 
 class Walk:
-    """Random steps in a group of environments.
-
-    Args:
-        envs: environments of the group.
-    """
+    """Random steps in a group of environments."""
 
     def __init__(self, envs: GroupEnv) -> None:
         self.envs, self._random = envs, np.random.default_rng(0)
@@ -145,11 +138,7 @@ def _digest(obs: Mapping[str, Array], *others: Array) -> str:
 
 
 def examine(config: EnvConfig) -> Examination:
-    """Make an environment, and step the environment for a few seconds.
-
-    Raises:
-        UsageError, EnvironmentFailure: the environment cannot be made, or raised.
-    """
+    """Make an environment and step it for some seconds (UsageError, EnvironmentFailure: not made, or it raised)."""
     with contextlib.closing(make_first(config)) as envs:
         walk = Walk(envs)
         with watched(envs) as precision:

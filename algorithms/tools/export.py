@@ -106,12 +106,6 @@ def export_policy(policy: Policy, path: Path) -> Exported:
 class _Network(nn.Module):
     """A copy of a policy as a function of tensors.
 
-    Args:
-        model: model of the policy.
-        spec: spaces of the environment, as arrays.
-        action_space: action space of the environment.
-        has_value: whether the model has learned values.
-
     Attributes:
         keys: key of an observation -> name of the input.
         inputs, outputs: names of inputs and outputs.

@@ -43,10 +43,6 @@ class Job(NamedTuple):
 def launch(config: LaunchConfig, words: Sequence[str]) -> int:
     """Train all runs; return 0 if every run succeeded, else 1.
 
-    Args:
-        config: flags of the launch.
-        words: command line of training, for all runs.
-
     Raises:
         UsageError: a setting is wrong; no run is started.
         Interrupted: a signal arrived; the runs have saved.
@@ -84,11 +80,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 
 
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
-    """Return all runs, seed by seed, so every setting has an early result.
-
-    Raises:
-        UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
-    """
+    """Return all runs, seed by seed, so every setting has an early result (UsageError: wrong flags)."""
     jobs = []
     flags = flag_table(algorithm_of({"algo": word_of(words, "algo")})).flags
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}

@@ -66,11 +66,7 @@ class Score(NamedTuple):
 
 
 class InUnitsOfEnv:
-    """Acts like a player, with actions in the units of the environment.
-
-    Args:
-        player: player with actions in other units.
-    """
+    """Acts like a player, with actions in the units of the environment."""
 
     def __init__(self, player: Player) -> None:
         self._player, self._units = player, ActionUnits(player.spec.action)
@@ -127,11 +123,7 @@ def match(config: MatchConfig) -> int:
 
 
 def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
-    """Find the run and the checkpoint named by a word of the command line.
-
-    Raises:
-        UsageError, CheckpointError: the run or checkpoint is missing.
-    """
+    """Find run and checkpoint that a word of the command line names (UsageError, CheckpointError: missing)."""
     name, colon, which = text.rpartition(":")
     if not colon or not (which in KINDS or which.isdecimal()):
         name, which = text, "latest"
@@ -234,11 +226,7 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
 
 
 def score_of(differences: Sequence[float]) -> Score:
-    """Return the score for the differences of the episodes.
-
-    Raises:
-        UsageError: no episode had agents of both sides.
-    """
+    """Return the score for the differences of the episodes (UsageError: no episode had agents of both sides)."""
     if not differences:
         raise UsageError("in no episode agents of both sides took part")
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)

@@ -13,11 +13,7 @@ FORMATS = ("toml", "json")
 
 
 def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the format of `--print_config`, empty without the flag, and the other words.
-
-    Raises:
-        UsageError: the format is unknown.
-    """
+    """Return the format of `--print_config`, empty without the flag, and the other words (UsageError: unknown)."""
     asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
     if not asked:
         return "", list(argv)

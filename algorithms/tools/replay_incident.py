@@ -130,11 +130,7 @@ def repeat(
 
 
 def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None, hang_seconds: float) -> Outcome:
-    """Repeat an incident that ended or stopped the process, in another process.
-
-    Raises:
-        UsageError: see `repeat`.
-    """
+    """Repeat an incident that ended or stopped the process, in another process (UsageError: see `repeat`)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_repeat_there, args=(theirs, incident, config, render_mode), daemon=False)

@@ -33,11 +33,7 @@ class Group(NamedTuple):
 
 
 def list_runs(config: RunsConfig) -> int:
-    """Print the runs and groups of a folder, or the named runs, last active first; return the exit code.
-
-    Raises:
-        UsageError: a folder or run is missing or cannot be read.
-    """
+    """Print runs and groups of a folder, or the named runs, last active first; return the exit code (UsageError)."""
     folder = Path(config.train_dir, config.experiments_root)
     if config.runs:
         runs, groups = _named(find_runs(config.runs, folder)), dict[str, list[RunSummary]]()

@@ -38,11 +38,7 @@ LEAST = os.terminal_size((12, 2))  # smallest terminal that shows anything
 
 
 def top(config: TopConfig) -> int:
-    """Show runs until their end or Ctrl-C; return the exit code.
-
-    Raises:
-        UsageError: a run is missing.
-    """
+    """Show runs until their end or Ctrl-C; return the exit code (UsageError: a run is missing)."""
     watched = read_each(_directories(config), lambda _, directory: ObservedRun.of(directory))
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
@@ -57,11 +53,7 @@ def top(config: TopConfig) -> int:
 
 
 class ObservedRun:
-    """A run as seen in the run's files, whatever the files contain.
-
-    Args:
-        directory: directory of the run.
-    """
+    """A run as seen in the run's files, whatever the files contain."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.folder = directory, RunFolder(directory)

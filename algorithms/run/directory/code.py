@@ -112,11 +112,7 @@ def _new_files(root: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 class CodeWatch:
-    """Examines the code in a thread while the start waits for other things.
-
-    Args:
-        places: folders of code.
-    """
+    """Examines the code in a thread while the start waits for other things."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self._places, self._environment = places, dict(os.environ)

@@ -28,12 +28,7 @@ SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
-    """Write the page and, for a finished run, draw the curve; a failure costs one line in the log.
-
-    Args:
-        config: configuration of the run.
-        with_curve: whether to draw the curve.
-    """
+    """Write the page and, for a finished run, draw the curve; a failure costs one line in the log."""
     directory = config.run.run_directory
     try:
         if with_curve and config.logging.plot:

@@ -66,11 +66,7 @@ class Costs:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Make costs of their `plain` form, before or after JSON.
-
-        Raises:
-            KeyError, TypeError, ValueError: the form is wrong.
-        """
+        """Make costs of their `plain` form, before or after JSON (KeyError, TypeError, ValueError: a wrong form)."""
         curves = {name: tuple((int(n), float(s)) for n, s in plain[name]) for name in ("env", "act", "learn")}
         if not all(curves.values()):
             raise ValueError("a curve without a point")

@@ -68,10 +68,6 @@ def probe(config: Config) -> Probe:
 class NetworkTimer:
     """The model at work, as in a policy worker and a learner.
 
-    Args:
-        config: configuration of the run.
-        spec: spaces of the environment.
-
     Attributes:
         descriptions: memory of each policy's model, and initial state of its learner.
         columns: columns of the largest minibatch that was timed.

@@ -25,11 +25,7 @@ class Row(NamedTuple):
 
 
 def compare(config: CompareConfig) -> int:
-    """Print the differences of runs; return the exit code.
-
-    Raises:
-        UsageError: a run is missing or cannot be read.
-    """
+    """Print the differences of runs; return the exit code (UsageError: a run is missing or cannot be read)."""
     directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
     if len(directories) < 2:
         raise UsageError(f"appo compare needs two runs or more, got {len(directories)}")

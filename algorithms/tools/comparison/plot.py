@@ -156,11 +156,7 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> None:
-    """Write the picture.
-
-    Raises:
-        UsageError: matplotlib is missing, or the file cannot be written.
-    """
+    """Write the picture (UsageError: matplotlib is missing, or the file cannot be written)."""
     _require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

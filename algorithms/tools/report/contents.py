@@ -90,11 +90,7 @@ class ReportedRun:
 
 
 def read(directory: Path, films: "Films") -> ReportedRun:
-    """Read the folder of a run.
-
-    Raises:
-        UsageError: the run cannot be read.
-    """
+    """Read the folder of a run (UsageError: the run cannot be read)."""
     folder, found = RunFolder(directory), summary(directory)
     if found is None:
         raise UsageError(f"{shown(str(directory))} is no run any more")
@@ -158,9 +154,6 @@ def _events(directory: Path) -> list[Event]:
 
 class Films:
     """Reads videos of evaluations up to the size limit of a page.
-
-    Args:
-        most_bytes: limit of all videos together.
 
     Attributes:
         left_out: number of videos that did not fit.

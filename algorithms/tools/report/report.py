@@ -27,11 +27,7 @@ HERE = Path(__file__).parent
 
 
 def report(config: ReportConfig) -> int:
-    """Write the page; return the exit code.
-
-    Raises:
-        UsageError: a run is missing or unreadable, or the file cannot be written.
-    """
+    """Write the page; return the exit code (UsageError: a run is missing or unreadable, or the file not writable)."""
     path = Path(config.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output={shown(config.output)}: the page is HTML, and its name ends in .html")

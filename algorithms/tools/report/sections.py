@@ -57,13 +57,7 @@ def safe(value: object) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
-    """Return a table.
-
-    Args:
-        head: titles of the columns, as HTML.
-        rows: cells below the titles, as HTML.
-        kinds: CSS class of each column.
-    """
+    """Return a table from titles and cells as HTML, and the CSS class of each column."""
     top = "".join(f'<th class="{kind}">{word}</th>' for word, kind in zip(head, kinds, strict=True))
     cells = ((f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)) for row in rows)
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
