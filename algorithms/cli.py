@@ -219,8 +219,7 @@ def run_command(command: Callable[[], int]) -> int:
         except Exception as error:
             if interrupts.is_behind(error):
                 return _interrupted()
-            told = error if isinstance(error, AppoError) else lack_of(error)
-            if told is None:
+            if (told := error if isinstance(error, AppoError) else lack_of(error)) is None:
                 raise
             complain(f"error: {' '.join(str(told).split())}\n")
             complain(traceback_of(told))
@@ -284,8 +283,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     """
     command = COMMANDS[name]
     config_class = resolve_name(command.config)
-    flags = flags_of(config_class)
-    argv = underscored(argv)
+    flags, argv = flags_of(config_class), underscored(argv)
     end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
     if wants_help(argv[:end]):
         print_and_exit(format_help(command.usage, {config_class.__name__.removesuffix("Config"): flags}, {}))

@@ -123,8 +123,7 @@ class Policy:
         self._writer = ObservationWriter(run.config.env.env, *seen)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
-        self._begins_of_parts = np.cumsum([0, *choices])[:-1]
-        self._mask_form = MaskForm(seen[1])
+        self._begins_of_parts, self._mask_form = np.cumsum([0, *choices])[:-1], MaskForm(seen[1])
         self._begins = True  # every row begins an episode
 
     def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:

@@ -93,8 +93,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
             "counted from 0"
         )
     check_size(saved.model)
-    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)
-    if loaded is None:
+    if (loaded := _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)) is None:
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:
         complain(f"warning: damaged checkpoint skipped: {reason}\n")

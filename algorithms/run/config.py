@@ -522,8 +522,7 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
     """Convert plain values by their flags; errors name the source (UsageError)."""
     found: dict[str, object] = {}
     for word, value in values.items():
-        name = table.aliases.get(word, word)
-        if name not in table.flags:
+        if (name := table.aliases.get(word, word)) not in table.flags:
             hint = flag_hint(word, table.flags, algorithms_with, dashes="")
             raise UsageError(f"{source}: unknown flag {shown(word)}{hint}")
         try:

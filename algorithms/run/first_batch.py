@@ -86,8 +86,7 @@ class FirstBatch:
         if steps:
             rows = self.group_rows * self.num_groups
             of_each = math.ceil(self.columns / rows) * self.rollout if self.columns else self.steps / rows
-            needed = seconds * of_each * rows / steps
-            given = monitor.budget.seconds
+            needed, given = seconds * of_each * rows / steps, monitor.budget.seconds
             late = f", and {given:g} s are given" if needed > given else ""
             soon = f", {duration(needed)} from the start at this speed{late}"
         more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"

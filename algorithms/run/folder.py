@@ -131,8 +131,7 @@ def find_source(text: str, group: Path) -> WeightSource:
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    run = next((path for path in (group / name, Path(name)) if _has(path)), None)
-    if run is None:
+    if (run := next((path for path in (group / name, Path(name)) if _has(path)), None)) is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )

@@ -107,8 +107,7 @@ class Run:
 
     def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
         self.config, self.callbacks, self.signals = config, callbacks, SignalWatch()
-        self.directory = config.run.run_directory
-        self.cores = available_cores()
+        self.directory, self.cores = config.run.run_directory, available_cores()
         self.device = choose_device(config.run.device)
         self.placement = choose_placement(config, self.cores, self.device)
         self.machine = {"cores": self.cores, "processor": processor_name()}

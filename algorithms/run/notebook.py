@@ -89,8 +89,7 @@ class ReturnCurve:
 
     def _drawing(self) -> str:
         """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
-        values = [value for point in self.points for value in point.returns if value is not None]
-        if not values:
+        if not (values := [value for point in self.points for value in point.returns if value is not None]):
             return ""
         low, high, last = min(values), max(values), self.points[-1].env_steps
         lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(self.points[-1].returns)))

@@ -70,8 +70,7 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
     lines = []
     first = policies[0].episode_return.values()
     for policy, (progress, values) in enumerate(zip(policies, given, strict=True)):
-        found = welch_interval(first, progress.episode_return.values()) if policy else None
-        if found is None:
+        if (found := welch_interval(first, progress.episode_return.values()) if policy else None) is None:
             continue
         low, high = found.mean - found.margin, found.mean + found.margin
         verdict = "" if low > 0 or high < 0 else ": no difference that these episodes show"

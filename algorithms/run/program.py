@@ -71,8 +71,7 @@ def given_again(config: Config) -> str:
 
 def script_of(name: str) -> Path | None:
     """Return the file of a module that a child can run; None for a notebook, a session, `python -c` and stdin."""
-    path = getattr(sys.modules.get(name), "__file__", None)
-    if path is None:
+    if (path := getattr(sys.modules.get(name), "__file__", None)) is None:
         return None
     found = Path(getattr(multiprocessing.process, "ORIGINAL_DIR", None) or os.curdir, path)
     return found if found.is_file() else None

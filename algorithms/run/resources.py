@@ -66,8 +66,7 @@ def check_machine(config: Config, sampling: Sampling) -> None:
     others = s.num_policies * (1 + (s.policy_workers_per_policy if sampling.placement == "central" else 0))
     processes = 0 if sampling.placement == "serial" else sampling.num_workers + others
     env_bytes = LEAST_ENV_BYTES + config.learning.rollout * LEAST_STEP_BYTES
-    needed = processes * LEAST_PROCESS_BYTES + envs * env_bytes
-    if needed > free:
+    if (needed := processes * LEAST_PROCESS_BYTES + envs * env_bytes) > free:
         raise ResourceError(
             f"{processes:,} processes and {envs:,} envs need at least {_mebibytes(needed)} MiB of memory, free are "
             f"{_mebibytes(free)} MiB: lower --num_workers, --num_envs_per_worker or --policy_workers_per_policy"

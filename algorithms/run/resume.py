@@ -215,8 +215,7 @@ class ResumeSegments:
         self, blueprint: RunPlan, arena: Arena, block: StateBlock, make_workers: Callable[[RunPlan], Workers]
     ) -> None:
         self._blueprint, self._arena, self._block, self._make_workers = blueprint, arena, block, make_workers
-        self._every = blueprint.config.run.save_every_env_steps
-        self.end = 0
+        self._every, self.end = blueprint.config.run.save_every_env_steps, 0
 
     @classmethod
     def of(cls, blueprint: RunPlan, *parts: Any) -> Self | None:

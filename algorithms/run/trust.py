@@ -64,8 +64,7 @@ def read_key() -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            status = os.fstat(descriptor)
-            key = os.read(descriptor, KEY_BYTES + 1)
+            status, key = os.fstat(descriptor), os.read(descriptor, KEY_BYTES + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -170,8 +169,7 @@ class Reading:
         From now on no code is imported from below the folder of the run, whatever the answer.
         """
         keep_out_of(self.directory)
-        used = [] if self.is_trusted else uses(self.content, needed, given)
-        if not used:
+        if not (used := [] if self.is_trusted else uses(self.content, needed, given)):
             return ""
         more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
         return (

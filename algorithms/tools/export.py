@@ -57,8 +57,7 @@ def export(config: ExportConfig) -> int:
         UsageError: a package or the run is missing, or the file cannot be written.
         ExportError: ONNX cannot express the model, or computes different outputs; no file is left.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
     kind: Any = config.load_checkpoint_kind
     asked = {"policy": config.policy_index, "which": kind, "train_dir": config.train_dir, "trust": config.trust}
@@ -130,8 +129,7 @@ class _Network(nn.Module):
         value = [VALUE] if has_value else []
         self.outputs = (ACTION, model.logits_name, *value, *([NEXT_STATE] if self.has_memory else []))
         self.specs = {key: spec.observations[key] for key in self.keys}
-        self.is_real = np.array(spec.action.is_real)
-        self.squashes = any(spec.action.is_squashed)
+        self.is_real, self.squashes = np.array(spec.action.is_real), any(spec.action.is_squashed)
         self.register_buffer("is_squashed", torch.tensor(spec.action.is_squashed))
         dtype = torch.float32 if spec.action.bins else getattr(torch, spec.action.dtype)
         for name, values in _ranges(spec, action_space).items():
@@ -305,8 +303,7 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     """Return the largest difference of file and model on random observations (ExportError: too large)."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     generator, states = torch.Generator().manual_seed(1), Values()
     worst, others = 0.0, 0

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,6 +21,7 @@ from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.algorithms import find_preset
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import flags_by_kind
+from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.folder import find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from appo.algorithms.runtime.memory.plain_state import read_plain
@@ -146,7 +146,7 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
-    versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
+    versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
 {_front_matter(env, run.config.algorithm.name, figures)}
 ---
@@ -205,12 +205,6 @@ def _is_told(config: Config, name: str, value: object) -> bool:
     return name not in (*LOCATION_FLAGS, "experiment") and (differs or name in others)
 
 
-def _version(package: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return "unknown"
-
-
 def _refuse_leaks(folder: Path) -> None:
     """Refuse unknown files, and texts with the path of a folder or the name of this machine (UsageError)."""
     host = socket.gethostname()
@@ -242,8 +236,7 @@ def _download(config: HubConfig) -> int:
         return 0
     Path(config.train_dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
-        folder = Path(temporary, name)
-        place = Path(temporary, "fetched")
+        folder, place = Path(temporary, name), Path(temporary, "fetched")
         for file in wanted:
             with _reaching_the_hub():
                 library.hf_hub_download(config.download, file, local_dir=str(place))

@@ -52,15 +52,19 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
         for job in jobs:
             say(f"appo {shlex.join(job.words)}")
         return 0
-    _make(config.folder)
+    if is_run(config.folder):
+        raise UsageError(f"--name: {shown(str(config.folder))} is a run, and no folder of runs")
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {shown(str(config.folder))}: {error.strerror}") from None
     try:
         codes = _train_all(jobs, config)
     except StopNow:
         return Interrupted.exit_code
     for line in results(jobs, config.folder):
         say(line)
-    failed = [name for name, code in codes.items() if code]
-    if failed:
+    if failed := [name for name, code in codes.items() if code]:
         say(f"{len(failed)} of {len(jobs)} runs failed: {' '.join(failed)}")
     return int(bool(failed))
 
@@ -165,15 +169,6 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
 def log_of(folder: Path, name: str) -> Path:
     """Return the file of the output of a run, in a folder beside the runs."""
     return RunFolder(folder).logs / f"{name}.log"
-
-
-def _make(folder: Path) -> None:
-    if is_run(folder):
-        raise UsageError(f"--name: {shown(str(folder))} is a run, and no folder of runs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {shown(str(folder))}: {error.strerror}") from None
 
 
 def _line(folder: Path, name: str, code: int) -> str:

@@ -59,7 +59,12 @@ def record(config: RecordConfig) -> int:
         raise UsageError(f"--output: there is a dataset {shown(config.output)} already")
     machine.limit_threads(1)
     seed = config.seed if config.seed is not None else secrets.randbits(32)
-    run = _find_run(config) if config.run else None
+    run = None
+    if config.run:
+        run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), _evaluation(config))
+        if not run.config.env.env:
+            name = shown(run.folder.path.name)
+            raise UsageError(f"run {name} has learned from datasets: name its environment with --env")
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
     envs = make_group(replace(env, env_vectorization="python"), config.num_envs)
     with contextlib.closing(envs):
@@ -72,14 +77,6 @@ def record(config: RecordConfig) -> int:
         done = _play(envs, act, config, about, seed)
     say(_report(done, as_json=config.json))
     return 0
-
-
-def _find_run(config: RecordConfig) -> SavedRun:
-    folder = RunFolder(find_run(config.run, Path(config.train_dir)))
-    found = load_run(folder, _evaluation(config))
-    if not found.config.env.env:
-        raise UsageError(f"run {shown(folder.path.name)} has learned from datasets: name its environment with --env")
-    return found
 
 
 def _evaluation(config: RecordConfig) -> EvaluationConfig:
@@ -120,11 +117,9 @@ def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
     """
     spec, rows, length = envs.spec, envs.num_rows, CHUNK_STEPS
     obs = {key: np.zeros((length + 1, rows, *one.shape), one.dtype) for key, one in spec.observations.items()}
-    first = np.ones((length + 1, rows), np.bool_)
-    reward = np.zeros((length, rows), np.float32)
+    first, reward = np.ones((length + 1, rows), np.bool_), np.zeros((length, rows), np.float32)
     terminated, truncated = np.zeros((2, length, rows), np.bool_)
-    num_frames = np.zeros(rows, np.int32)
-    num_envs = rows // spec.num_agents
+    num_frames, num_envs = np.zeros(rows, np.int32), rows // spec.num_agents
     envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(num_envs)], _at(obs, 0))
     while True:
         chosen: dict[str, list[Array]] = {}

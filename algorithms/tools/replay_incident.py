@@ -87,8 +87,7 @@ def _require_trust(config: ReplayConfig, incident: Incident) -> None:
     """Refuse code of a stranger, unless trusted or named by a run with the mark of the user (UsageError lists it)."""
     path = Path(config.incident).absolute()
     run = RunFolder(path.parent.parent)
-    is_of_run = run.incidents == path.parent
-    if is_of_run:
+    if is_of_run := run.incidents == path.parent:
         keep_out_of(run.path)
     if config.trust or not (used := uses(incident.flags, PLAYED)):
         return

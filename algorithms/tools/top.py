@@ -57,8 +57,7 @@ class ObservedRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.folder = directory, RunFolder(directory)
-        self._traces = ReturnTraces()
-        self._read_bytes = 0
+        self._traces, self._read_bytes = ReturnTraces(), 0
         self._found: RunSummary | None = None
 
     @classmethod
@@ -117,8 +116,7 @@ def _directories(config: TopConfig) -> dict[str, Path]:
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
         return find_runs(config.experiment, group)
-    found = [(run.active, path) for path in runs_in(group) if (run := summary(path)) is not None]
-    if not found:
+    if not (found := [(run.active, path) for path in runs_in(group) if (run := summary(path)) is not None]):
         raise UsageError(f"there is no run in {shown(str(group))}: --train_dir names the folder of all runs")
     _, path = max(found)
     return {path.name: path}

@@ -123,15 +123,17 @@ def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, o
         "seed": words_of(flags["seed"]),
         "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
     }
-    rows["versions"] = ", ".join(f"{package} {_version(package)}" for package in ("appo", "torch", "gymnasium"))
+    versions = {package: version_of(package) or "(not installed)" for package in ("appo", "torch", "gymnasium")}
+    rows["versions"] = ", ".join(f"{package} {found}" for package, found in versions.items())
     return {key: _escape(value) for key, value in rows.items() if value is not None}
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "(not installed)"
+        return None
 
 
 def _escape(text: str) -> str:

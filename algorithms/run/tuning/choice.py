@@ -242,10 +242,10 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     learn = with_threads(costs.learn, sampling.learner_threads)
     if not sampling.num_workers:
         threads = f"{sampling.learner_threads} learner thread{'s' * (sampling.learner_threads > 1)}"
-        return f"learn {_microseconds(learn)}/sample -> no actors, {threads}, {predicted}"
+        return f"learn {in_unit(learn)}/sample -> no actors, {threads}, {predicted}"
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
-    measured = f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample"
+    measured = f"env {in_unit(env)}, act {in_unit(act)}, learn {in_unit(learn)}/sample"
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
@@ -256,7 +256,8 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     return f"{measured} -> {workers}, {predicted}"
 
 
-def _microseconds(seconds: float) -> str:
+def in_unit(seconds: float) -> str:
+    """Return seconds in s, ms or us."""
     unit, name = next(((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms")) if seconds >= unit), (1e-6, "us"))
     return f"{seconds / unit:.3g} {name}"
 

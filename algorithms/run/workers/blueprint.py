@@ -36,8 +36,7 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     sampling = blueprint.config.sampling
     groups = []
     on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
-    env = blueprint.config.env.as_trained
-    names = blueprint.config.logging.callbacks
+    env, names = blueprint.config.env.as_trained, blueprint.config.logging.callbacks
     hooks = Hooks.make(names, blueprint.config.to_flat(), address.index) if names else None
     matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
     for index in blueprint.topology.groups_of(address.index):

@@ -99,8 +99,7 @@ def _plot_lineage(config: PlotConfig, root: Path) -> int:
     if len(config.runs) > 1:
         raise UsageError(f"--lineage draws one run, not {len(config.runs)}")
     run = find_run(config.runs[0], root)
-    events = read_events(run)
-    if not events:
+    if not (events := read_events(run)):
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
     for line in describe(events):
         say(line)
@@ -124,8 +123,7 @@ def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
     names = [name for name in differing_flags([group[0].flags for group in groups]) if name not in ASIDE]
     labels: dict[str, list[RunCurve]] = {}
     for group in groups:
-        label = _label(group, names)
-        name = group[0].name
+        label, name = _label(group, names), group[0].name
         more = (f"{label} ({name}, {number})" for number in count(2))
         free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
         labels[free] = group

@@ -3,6 +3,7 @@
 Metrics are sampled, videos have a size limit, and lists have a maximal length.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -176,16 +177,11 @@ class Films:
 
     def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
         """Read a video; return None if the file is no video, unreadable or too large."""
-        try:
-            with open_own(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > self._most_bytes or self._count == MOST_VIDEOS:
-                    self.left_out += 1
-                    return None
+        content = b""
+        with contextlib.suppress(OSError), open_own(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= self._most_bytes and self._count < MOST_VIDEOS:
                 content = file.read(size)
-        except OSError:
-            self.left_out += 1
-            return None
         if content[4:8] != b"ftyp":  # the signature of MP4
             self.left_out += 1
             return None

@@ -171,8 +171,7 @@ def _flags(runs: Sequence[ReportedRun]) -> str:
         (run,) = runs
         title, columns, heads = "Flags that are not as by default", [run.flags, run.defaults], ["value", "default"]
         none = "All flags are as by default."
-    names = [name for name in differing_flags(columns) if name != "seed" or len(runs) > 1]
-    if not names:
+    if not (names := [name for name in differing_flags(columns) if name != "seed" or len(runs) > 1]):
         return f'<h2>{title}</h2>\n<p class="soft">{none}</p>'
     rows = ([safe(name), *(safe(words_of(flags.get(name))) for flags in columns)] for name in names[:MOST_FLAGS])
     more = f'<p class="soft">and {len(names) - MOST_FLAGS} more</p>' if len(names) > MOST_FLAGS else ""
@@ -195,8 +194,7 @@ def _commands(runs: Sequence[ReportedRun]) -> str:
 
 
 def _machine(runs: Sequence[ReportedRun]) -> str:
-    cards = [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]
-    if not cards:
+    if not (cards := [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]):
         return ""
     return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{chr(10).join(cards)}\n</div>'
 
