@@ -166,7 +166,6 @@ ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
 """Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0
 """Value of `--eval_every_sec` for `--input_evaluation=simulation` without an interval."""
-TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
 
 def parse_train(argv: Sequence[str]) -> Config:
@@ -184,7 +183,8 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
         algo = given.get("algo", DEFAULT)
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
         known = find_preset(given.get("env", ""), choose_device("auto"), find_algorithm(algo))
-        print_and_exit(format_help(TRAIN_USAGE, groups, known or {}))
+        usage = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
+        print_and_exit(format_help(usage, groups, known or {}))
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
 
 

@@ -116,9 +116,6 @@ class WeightSource(NamedTuple):
         return self.run.checkpoints(self.policy, self.kind)
 
 
-CHOSEN = re.compile(r"ckpt_(\d{1,15})")
-
-
 def find_source(text: str, group: Path) -> WeightSource:
     """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN is in the group, or is a path.
 
@@ -127,7 +124,7 @@ def find_source(text: str, group: Path) -> WeightSource:
     """
     words = text.split(":")
     best = len(words) > 1 and words[-1] == "best"
-    chosen = CHOSEN.fullmatch(words[-1]) if len(words) > 1 else None
+    chosen = re.fullmatch(r"ckpt_(\d{1,15})", words[-1]) if len(words) > 1 else None
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)

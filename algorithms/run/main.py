@@ -113,8 +113,6 @@ class Run:
         self.machine = {"cores": self.cores, "processor": processor_name()}
         self.tunes = is_open(config, self.device, self.cores)
         self.sampling = plan_workers(config, self.cores, self.placement)
-        self.status = Status(self.directory)
-        self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
         self.begun = False
@@ -131,8 +129,9 @@ class Run:
             )
             if (directory := lock.path.parent) != self.directory:
                 self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
-                self.directory, self.status = directory, Status(directory)
-                self.status.machine = self.machine
+                self.directory = directory
+            self.status = Status(self.directory)
+            self.status.machine = self.machine
             self.upkeep = Upkeep(self.config.run.folder, lock, self.config.logging.max_log_mb << 20)
             stack.enter_context(self.signals)
             self._open = stack.pop_all()

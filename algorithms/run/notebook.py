@@ -74,9 +74,9 @@ class ReturnCurve:
     def text(self, report: Report, share: float | None) -> str:
         """Return the progress of the run in one line."""
         value = report.episode_return
-        parts = [f"{short_number(report.env_steps)} env steps", f"{duration(report.seconds)}"]
+        parts = [f"{short_number(report.env_steps)} env steps", duration(report.seconds)]
         parts += [f"{100 * share:.0f} %"] if share is not None else []
-        parts += [f"return {value:.2f}"] if value is not None else ["no episode has ended"]
+        parts += [f"return {value:.2f}" if value is not None else "no episode has ended"]
         return ", ".join(parts)
 
     def picture(self, name: str, report: Report, share: float | None) -> str:

@@ -164,12 +164,14 @@ class RunPlan:
         """Return the fields of the run's shared memory (ValueError: two policies declare a field in different ways)."""
         c, t = self.config, self.topology
         sizes = sizes_of(t, self.spec, max(model.rnn_state_size for model in self.models), c.learning.segment_steps)
-        fields = Trajectories.declare(sizes, self.spec, self.recorded)
-        fields += FinalObservations.declare(sizes, self.spec)
-        fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
-        fields += crash_recorder.declare(t, self.spec)
-        if t.apart:
-            fields.append(Units.declare(t))
+        fields = [
+            *Trajectories.declare(sizes, self.spec, self.recorded),
+            *FinalObservations.declare(sizes, self.spec),
+            *Mailboxes.declare(t),
+            Heartbeat.declare(len(t.processes())),
+            *crash_recorder.declare(t, self.spec),
+            *([Units.declare(t)] if t.apart else []),
+        ]
         for policy in range(t.num_acting):
             fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
         own: dict[str, Field] = {}  # of the algorithm; equal fields of several policies are shared

@@ -31,9 +31,11 @@ from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
-GROUPS = ("num_envs_per_worker", "worker_num_splits")  # which no group that is tried exceeds
-SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
-COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROUPS, *SHAPES)
+COST_FLAGS = (
+    *(*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision"),
+    *("num_envs_per_worker", "worker_num_splits"),  # which no group that is tried exceeds
+    *("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores"),
+)
 """Flags that the measured costs depend on."""
 
 

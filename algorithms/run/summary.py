@@ -152,8 +152,7 @@ def _best_return(folder: RunFolder, last: float | None) -> float | None:
     # A different metric may have chosen the checkpoint.
     marks = ((_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best") for path in paths)
     values = (mark.get("value") for mark in marks if isinstance(mark, dict) and mark.get("metric") == RETURN)
-    kept = [value for value in values if is_number(value)]
-    best = max(kept or _reported_returns(folder.metrics), default=last)
+    best = max([value for value in values if is_number(value)] or _reported_returns(folder.metrics), default=last)
     return best if last is None or best is None else max(best, last)
 
 

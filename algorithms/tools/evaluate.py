@@ -42,8 +42,6 @@ MOST_SUMMARY_BYTES = 16 << 20
 MOST_OF_THE_CORES = 0.015
 """Average share of all cores' time for evaluations."""
 LONGEST_SLEEP_SECONDS = 1.0
-SAID = ("seed", "env_kwargs", "flags")
-"""Flags that stand beside each result."""
 SETTINGS = ("best_by", "env_kwargs", "flags")
 """Flags that must be equal for two means to be compared."""
 
@@ -185,7 +183,9 @@ class Evaluator:
         if self._log is None:
             return found
         for one in found:
-            self._log.append(one._asdict() | {name: getattr(self.config, name) for name in SAID})
+            self._log.append(
+                one._asdict() | {name: getattr(self.config, name) for name in ("seed", "env_kwargs", "flags")}
+            )
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)

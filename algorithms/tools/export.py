@@ -36,7 +36,6 @@ MEMORY = ("first", "rnn_state")
 ACTION, VALUE, NEXT_STATE = "action", "value", "next_rnn_state"
 TAKEN = (*MEMORY, ACTION, ActorCritic.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
 """Names of inputs and outputs, not available for keys of observations."""
-TAKEN_KEY_PREFIX = "obs."
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
 TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
@@ -189,15 +188,15 @@ def _input_names(keys: Sequence[str]) -> dict[str, str]:
     names = {key: key for key in keys}
     for key in keys:
         while names[key] in TAKEN or list(names.values()).count(names[key]) > 1:
-            names[key] = TAKEN_KEY_PREFIX + names[key]
+            names[key] = f"obs.{names[key]}"
     return names
 
 
 def _description(policy: Policy, network: _Network) -> dict[str, Any]:
-    inputs: dict[str, dict[str, Any]] = {}
-    for key, name in network.keys.items():
-        spec = network.specs[key]
-        inputs[name] = {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)}
+    named = ((key, name, network.specs[key]) for key, name in network.keys.items())
+    inputs: dict[str, Any] = {
+        name: {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)} for key, name, spec in named
+    }
     if network.has_memory:
         inputs["first"] = {"dtype": "bool", "shape": []}
         inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}

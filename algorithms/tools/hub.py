@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import SavedRun, load_run
@@ -44,11 +44,11 @@ from appo.utils.run_folder import (
 )
 from appo.utils.values import shown
 
-CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
 TEXTS = (PAGE_FILE, CONFIG_FILE)
 """Files with words of the user; checkpoints contain numbers."""
 ALLOWED = re.compile(
-    rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
+    rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/"
+    r"(MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json)"
 )
 """Names of files to upload or download: text, JSON, safetensors and videos, which cannot run code."""
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
@@ -121,26 +121,12 @@ def names_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-class LastReturns(NamedTuple):
-    """The returns of a policy in the last episodes of training."""
-
-    env_steps: int
-    episodes: int
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, run: SavedRun) -> "LastReturns":
-        """Read the figures from the checkpoint of a run."""
-        state = read_plain(run.files["state.json"])
-        returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
-        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
-        return cls(int(state["env_steps"]), len(returns), mean, std)
-
-
 def model_card(run: SavedRun, config: HubConfig) -> str:
     """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
-    env, figures = run.config.env.env, LastReturns.of(run)
+    env, state = run.config.env.env, read_plain(run.files["state.json"])
+    returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
+    mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
+    score = f"{mean:.2f} +/- {std:.2f}"
     name = config.repo or run.directory.name
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
@@ -148,13 +134,13 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
     versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, run.config.algorithm.name, figures)}
+{_front_matter(env, run.config.algorithm.name, score)}
 ---
 # {env}, learned by asynchronous PPO
 {own}
 | env steps | mean return | over |
 |---|---|---|
-| {figures.env_steps:,} | {figures.mean:.2f} +/- {figures.std:.2f} | the last {figures.episodes} episodes of training |
+| {int(state["env_steps"]):,} | {score} | the last {len(returns)} episodes of training |
 
 The weights are safetensors and JSON: nothing in here is executed when it is loaded.
 
@@ -171,10 +157,9 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, algo: str, figures: LastReturns) -> str:
+def _front_matter(env: str, algo: str, score: str) -> str:
     """Return the metadata of a card; texts are JSON, a subset of YAML."""
     name = json.dumps(env)
-    value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
     return f"""library_name: appo
 tags:
 - deep-reinforcement-learning
@@ -191,7 +176,7 @@ model-index:
       type: {name}
     metrics:
     - type: mean_reward
-      value: {value}
+      value: {json.dumps(score)}
       name: mean_reward
       verified: false"""
 

@@ -16,8 +16,6 @@ from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.values import shown
 
-UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
 
 class Group(NamedTuple):
     """A line about a group of runs: numbers of runs by state, and the best return."""
@@ -110,7 +108,7 @@ def _columns(rows: Sequence[Sequence[str]], num_words: int) -> list[str]:
 
 def age(seconds: float) -> str:
     """Return a duration in the largest unit that fits."""
-    for size, unit in UNITS:
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"

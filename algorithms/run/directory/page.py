@@ -119,12 +119,12 @@ def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, o
         rows["env steps per second"] = short_number(found.env_steps / seconds)
     if is_number(ratio) and ratio > 0:
         rows["of the machine's limit"] = f"{ratio:.0%}"
+    versions = (f"{package} {version_of(package) or '(not installed)'}" for package in ("appo", "torch", "gymnasium"))
     rows |= {
         "seed": words_of(flags["seed"]),
         "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
+        "versions": ", ".join(versions),
     }
-    versions = {package: version_of(package) or "(not installed)" for package in ("appo", "torch", "gymnasium")}
-    rows["versions"] = ", ".join(f"{package} {found}" for package, found in versions.items())
     return {key: _escape(value) for key, value in rows.items() if value is not None}
 
 

@@ -20,8 +20,6 @@ from appo.utils.run_folder import RunFolder, own_folder
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-LAST_LINES = 20
-"""Lines of each log that are logged when the folder of a run that never began is removed."""
 
 
 @contextlib.contextmanager
@@ -91,7 +89,7 @@ def _remove_made(made: Sequence[Path]) -> None:
 
 def _say_last_lines(directory: Path) -> None:
     for path in sorted(RunFolder(directory).logs.glob("*.log")):
-        if lines := tail(path, LAST_LINES):
+        if lines := tail(path, 20):
             log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
 
 

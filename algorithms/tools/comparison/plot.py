@@ -30,10 +30,11 @@ from appo.utils.values import printable, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ENDS = ("train_for_seconds", "train_until_return", "keep_checkpoints")
 ASIDE = {
     *LOCATION_FLAGS,
-    *ENDS,
+    "train_for_seconds",
+    "train_until_return",
+    "keep_checkpoints",
     "seed",
     *FLAGS_BY_PART["logging"],
     *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_")),
@@ -51,7 +52,6 @@ COLOURS = (
     "#000000",
 )  # distinguishable for colour-blind readers
 MOST_IN_LABEL = 2
-NAMES = {"env_steps": "env steps", "hours": "hours"}
 Array = NDArray[np.float64]
 
 
@@ -166,7 +166,7 @@ def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> No
         _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
     envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
     axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)
-    axes.set_xlabel(NAMES[axis])
+    axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("mean return")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -197,8 +197,7 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, lab
 
 def _label(group: Sequence[RunCurve], names: Sequence[str]) -> str:
     """Return the differing flags of a group, and the meaning of the line."""
-    flags = group[0].flags
-    parts = [f"{name}={words_of(flags.get(name))}" for name in names[:MOST_IN_LABEL]]
+    parts = [f"{name}={words_of(group[0].flags.get(name))}" for name in names[:MOST_IN_LABEL]]
     if len(names) > MOST_IN_LABEL:
         parts.append(f"+ {len(names) - MOST_IN_LABEL} more")
     if len(group) == 1:

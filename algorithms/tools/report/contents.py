@@ -170,10 +170,9 @@ class Films:
         by_policy: dict[int, list[tuple[int, str]]] = {}
         for match in named:
             by_policy.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
-        wanted = [(policy, *max(films)) for policy, films in sorted(by_policy.items())]
-        wanted += [(policy, *min(films)) for policy, films in sorted(by_policy.items()) if len(films) > 1]
-        videos = [v for policy, steps, name in wanted if (v := self._read(folder.videos / name, policy, steps))]
-        return sorted(videos)
+        policies = sorted(by_policy.items())
+        wanted = dict.fromkeys((policy, *pick(films)) for pick in (max, min) for policy, films in policies)
+        return sorted(v for policy, steps, name in wanted if (v := self._read(folder.videos / name, policy, steps)))
 
     def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
         """Read a video; return None if the file is no video, unreadable or too large."""

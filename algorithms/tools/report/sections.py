@@ -263,7 +263,7 @@ def _drawn_events(events: Sequence[Event]) -> str:
     policies = sorted({event.policy for event in done} | {event.source for event in done})[:MOST_LANES]
     lanes = {policy: 16 + LANE * i for i, policy in enumerate(policies)}
     end = max((max(event.env_steps, event.source_env_steps) for event in done), default=0) or 1
-    height = LANE * len(lanes) + 26
+    height, radius = LANE * len(lanes) + 26, {"copy": 4.5, "mutation": 3}
 
     def x(env_steps: float) -> float:
         return EDGE + (WIDTH - EDGE - 20) * env_steps / end
@@ -280,13 +280,12 @@ def _drawn_events(events: Sequence[Event]) -> str:
         if event.kind == "copy":
             start = f"M{x(event.source_env_steps):.1f} {lanes[event.source]}"
             parts.append(f'<path class="copy c{number}" d="{start}L{at:.1f} {lane}"/>')
-            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="4.5"/>')
-        elif event.kind == "mutation":
-            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="3"/>')
-    parts.append(f'<text x="{EDGE}" y="{height - 4}">0</text>')
-    parts.append(
-        f'<text x="{WIDTH - 20}" y="{height - 4}" text-anchor="end">{short_number(end)} env steps of the policy</text>'
-    )
+        if event.kind in radius:
+            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="{radius[event.kind]}"/>')
+    parts += [
+        f'<text x="{EDGE}" y="{height - 4}">0</text>',
+        f'<text x="{WIDTH - 20}" y="{height - 4}" text-anchor="end">{short_number(end)} env steps of the policy</text>',
+    ]
     said = "\n".join(safe(line) for line in islice(reversed(describe(events)), MOST_LINES))
     return (
         f'<p class="soft">Who copied whom (a line to the copier, with a large dot), and who mutated (small dots).</p>'
