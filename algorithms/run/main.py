@@ -303,22 +303,12 @@ class Run:
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
-        found = measure_run(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        log_path = self.config.run.folder.log("probe")
+        ask = partial(inquiry.Inquiry, log_path=log_path, signals=self.signals, janitor=self.janitor)
+        found = measure_run(self.config, partial(ask, method=first), partial(ask, method="forkserver"), cores)
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
         return found._replace(costs=costs or found.costs)
-
-    def _inquiry(
-        self, method: fork_server.StartMethod, target: Callable[..., None], arguments: tuple[object, ...]
-    ) -> inquiry.Inquiry:
-        return inquiry.Inquiry(
-            target,
-            arguments,
-            log_path=self.config.run.folder.log("probe"),
-            method=method,
-            signals=self.signals,
-            janitor=self.janitor,
-        )
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
         """Return the sampling flags: the best plan by measured costs, or the rules without costs."""

@@ -45,7 +45,8 @@ def draw_lineage(events: Sequence[Event]) -> "Figure":
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
-    names = _changing_names(done)
+    values = [pair for event in done for pair in numbers_of(event.after).items()]
+    names = [name for name in dict(values) if len({value for own, value in values if own == name}) > 1]  # that change
     heights = [0.45 * len(policies) + 0.8, *(1.2 for _ in names)]  # inches
     figure = Figure(figsize=(9, sum(heights) + 0.6), dpi=110)
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)
@@ -60,15 +61,6 @@ def draw_lineage(events: Sequence[Event]) -> "Figure":
     axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.tight_layout()
     return figure
-
-
-def _changing_names(events: Sequence[Event]) -> list[str]:
-    """Return the names of numbers that differ between events."""
-    seen: dict[str, set[float]] = {}
-    for event in events:
-        for name, value in numbers_of(event.after).items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
 
 
 def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
