@@ -65,7 +65,6 @@ class Command:
 A_RUN = "a run: its folder, or its name in --train_dir"
 CHECK_FOLDERS = "appo.algorithms.tools.flags:check_location"
 OUTPUT = {"-o": "--output"}
-
 COMMANDS: Mapping[str, Command] = {
     "train": Command("train a policy, or go on with a saved run", "appo.algorithms.tools.train:train"),
     "enjoy": Command(
@@ -220,8 +219,7 @@ def run_command(command: Callable[[], int]) -> int:
         except Exception as error:
             if interrupts.is_behind(error):
                 return _interrupted()
-            told = error if isinstance(error, AppoError) else lack_of(error)
-            if told is None:
+            if (told := error if isinstance(error, AppoError) else lack_of(error)) is None:
                 raise
             complain(f"error: {' '.join(str(told).split())}\n")
             complain(traceback_of(told))
@@ -285,12 +283,10 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     """
     command = COMMANDS[name]
     config_class = resolve_name(command.config)
-    flags = flags_of(config_class)
-    argv = underscored(argv)
+    flags, argv = flags_of(config_class), underscored(argv)
     end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
     if wants_help(argv[:end]):
-        title = config_class.__name__.removesuffix("Config")
-        print_and_exit(format_help(command.usage, {title: flags}, {}))
+        print_and_exit(format_help(command.usage, {config_class.__name__.removesuffix("Config"): flags}, {}))
     train_flags = resolve_name("appo.algorithms.run.config:FLAGS") if command.training == "flags" else {}
     given = _parse_words(command, argv[:end], flags, train_flags)
     for flag, (other, value) in command.implied.items():

@@ -82,8 +82,7 @@ class EvaluationConfig:
         synonyms={"gpu": "cuda"},
     )
     callbacks: tuple[str, ...] = flag(
-        (),
-        "your classes, package.module:Class, called with episodes and steps as in training; empty = none",
+        (), "your classes, package.module:Class, called with episodes and steps as in training; empty = none"
     )
     json: bool = flag(False, "print one JSON object with the results instead of text; opens no window")
 

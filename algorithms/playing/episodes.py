@@ -40,9 +40,6 @@ def step_row(spec: EnvSpec, rows: int) -> StepRow:
 class EpisodeRecorder:
     """Collects the returns of the agents of one environment in the current episode.
 
-    Args:
-        num_agents: number of agents of the environment.
-
     Attributes:
         over: whether the last step ended the episode of all agents.
     """

@@ -59,14 +59,7 @@ class Acts(Protocol):
 
 
 class Player:
-    """Acts like a policy worker for the rows of one environment.
-
-    Args:
-        policy: policy with weights.
-        spec: spaces of the environment, as arrays.
-        config: flags of choosing actions.
-        seed: seed of the sampling.
-    """
+    """Acts like a policy worker for the rows of one environment."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, config: EvaluationConfig, seed: int) -> None:
         self.policy, self.spec, self.device = policy, spec, policy.flat.flat.device

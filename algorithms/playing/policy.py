@@ -123,8 +123,7 @@ class Policy:
         self._writer = ObservationWriter(run.config.env.env, *seen)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
-        self._begins_of_parts = np.cumsum([0, *choices])[:-1]
-        self._mask_form = MaskForm(seen[1])
+        self._begins_of_parts, self._mask_form = np.cumsum([0, *choices])[:-1], MaskForm(seen[1])
         self._begins = True  # every row begins an episode
 
     def act(self, observation: Any, *, deterministic: bool = False, action_mask: Any = None) -> Any:
@@ -186,7 +185,10 @@ class Policy:
         Raises:
             EnvironmentFailure, UsageError: see `act`; or the number of rows changed without a `reset`.
         """
-        num_rows = _num_rows(observations)
+        some = observations
+        while isinstance(some, Mapping | tuple):
+            some = next(iter(some.values() if isinstance(some, Mapping) else some))
+        num_rows = len(some)
         obs = self._writer.empty(num_rows)
         self._writer.write_batch(obs, observations)
         starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
@@ -203,8 +205,7 @@ class Policy:
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of all weights and normalization statistics, by name."""
-        flat = self._flat
-        views = zip(flat.table, split(flat.flat, flat.table), strict=True)
+        views = zip(self._flat.table, split(self._flat.flat, self._flat.table), strict=True)
         return {name: view.cpu().numpy().copy() for (name, _), view in views}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
@@ -289,9 +290,3 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         return envs.spaces, envs.spec(form=ActionForm.of(config))
     finally:
         envs.close()
-
-
-def _num_rows(observations: Any) -> int:
-    while isinstance(observations, Mapping | tuple):
-        observations = next(iter(observations.values() if isinstance(observations, Mapping) else observations))
-    return len(observations)

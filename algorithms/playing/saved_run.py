@@ -21,7 +21,6 @@ from appo.utils.values import shown
 
 EVALUATED_METRIC = "eval/mean"
 """Metric by which the best checkpoint by evaluation is chosen."""
-
 MISSING = {
     "latest": "checkpoint of policy {} yet",
     "best": "best checkpoint of policy {} yet: one is kept after --save_best_after env steps of training",
@@ -59,13 +58,8 @@ class SavedRun(NamedTuple):
 
 
 def find_run(config: EvaluationConfig) -> SavedRun:
-    """Load the run named by the flags, or the newest run of the environment.
-
-    Raises:
-        UsageError, CheckpointError: see `load_run`, or no run exists.
-    """
-    group = Path(config.train_dir, config.experiments_root)
-    named = config.experiment
+    """Load the run named by the flags, or the newest run of the environment (UsageError: no run). See `load_run`."""
+    group, named = Path(config.train_dir, config.experiments_root), config.experiment
     directory = folders.find_run(named, group) if named else folders.newest_run(group, config.env)
     return load_run(RunFolder(directory), config)
 
@@ -82,16 +76,14 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         UsageError: the run, policy or milestone is missing, or needed flags are not trusted.
         CheckpointError: the checkpoint is missing, or no checkpoint verifies.
     """
-    given, closed = ("env",) if config.env else (), (Path(config.train_dir),)
-    name = folder.path.name
+    given, name = ("env",) if config.env else (), folder.path.name
     reading = Reading.of(folder.path, trust=config.trust)
-    flags = reading.permitted(needed, given=given, remember=config.trust, closed=closed)
+    flags = reading.permitted(needed, given=given, remember=config.trust, closed=(Path(config.train_dir),))
     if not flags:
         raise UsageError(f"there is no run {shown(str(folder.path))}")
     saved = Config.from_saved(flags)
-    if config.env and not saved.env.env:  # learned from datasets, without an environment
-        saved = replace(saved, env=replace(saved.env, env=config.env))
-    if config.env and is_again(saved.env.env, config.env):
+    # A run that has learned from datasets has no environment.
+    if config.env and (not saved.env.env or is_again(saved.env.env, config.env)):
         saved = replace(saved, env=replace(saved.env, env=config.env))
     if config.env and config.env != saved.env.env:
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
@@ -101,8 +93,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
             "counted from 0"
         )
     check_size(saved.model)
-    loaded = _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)
-    if loaded is None:
+    if (loaded := _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)) is None:
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:
         complain(f"warning: damaged checkpoint skipped: {reason}\n")

@@ -29,9 +29,6 @@ from appo.utils.values import shown
 
 END_SECONDS = 5.0
 FASTEST_GIF = 50.0  # pictures per second; players slow down pictures of less than 0.02 s
-
-OFFSCREEN = {"SDL_VIDEODRIVER": "dummy", "MUJOCO_GL": "egl"}
-
 OUTPUT = {
     # Players expect yuv420p, which stores colours per 2x2 pixels: an odd size gets a black row or column.
     ".mp4": "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -c:v libx264 -crf 18 -pix_fmt yuv420p -movflags +faststart -f mp4",
@@ -220,9 +217,10 @@ def draw_offscreen() -> None:
 
     dm_control reads the variable at import, and cannot be imported if the variable names a missing library.
     """
-    for name, driver in OFFSCREEN.items() if headless() else ():
-        if name != "MUJOCO_GL" or ctypes.util.find_library("EGL"):
-            os.environ.setdefault(name, driver)
+    if headless():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if ctypes.util.find_library("EGL"):
+            os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def _ffmpeg() -> str:

@@ -31,11 +31,7 @@ ALGORITHMS = {
 
 @cache
 def find_algorithm(name: str) -> Algorithm:
-    """Return an algorithm of `ALGORITHMS`, or the user's class `package.module:Class`.
-
-    Raises:
-        UsageError: the name or the class is no algorithm.
-    """
+    """Return an algorithm of `ALGORITHMS` or the user's class `package.module:Class` (UsageError: no algorithm)."""
     if name in ALGORITHMS:
         return cast(Algorithm, resolve_name(ALGORITHMS[name])())
     module, _, kind = name.partition(":")

@@ -76,11 +76,7 @@ class Config:
 
     @classmethod
     def from_saved(cls, flags: Mapping[str, object]) -> Self:
-        """Compose the configuration of a saved run; a flag younger than the run has its value of `before=`.
-
-        Raises:
-            UsageError: as `from_flat`.
-        """
+        """Compose the configuration of a saved run (UsageError); a younger flag has its value of `before=`."""
         return cls.from_flat({**flag_table(str(flags.get("algo", DEFAULT))).values_before, **flags})
 
     @property
@@ -164,16 +160,12 @@ class Config:
 
 FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
-
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
 """Flags that a start never takes from a saved run: they say where the run is, and whether the user trusts it."""
-
 ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
 """Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0
 """Value of `--eval_every_sec` for `--input_evaluation=simulation` without an interval."""
-
-TRAIN_USAGE = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
 
 
 def parse_train(argv: Sequence[str]) -> Config:
@@ -191,7 +183,8 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
         algo = given.get("algo", DEFAULT)
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
         known = find_preset(given.get("env", ""), choose_device("auto"), find_algorithm(algo))
-        print_and_exit(format_help(TRAIN_USAGE, groups, known or {}))
+        usage = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
+        print_and_exit(format_help(usage, groups, known or {}))
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
 
 
@@ -352,8 +345,7 @@ def check(config: Config) -> None:
         config.algorithm.check(replace(config.learning, **values), None)
     rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
     if config.logging.verify_reproduction and any(rates):
-        rate = words_of(max(rates))
-        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {rate}")
+        raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {words_of(max(rates))}")
 
 
 def _check_env(env: EnvConfig) -> None:
@@ -530,8 +522,7 @@ def typed(values: Mapping[str, object], source: str, table: FlagTable) -> dict[s
     """Convert plain values by their flags; errors name the source (UsageError)."""
     found: dict[str, object] = {}
     for word, value in values.items():
-        name = table.aliases.get(word, word)
-        if name not in table.flags:
+        if (name := table.aliases.get(word, word)) not in table.flags:
             hint = flag_hint(word, table.flags, algorithms_with, dashes="")
             raise UsageError(f"{source}: unknown flag {shown(word)}{hint}")
         try:

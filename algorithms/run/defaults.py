@@ -45,26 +45,20 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     """
     if find_name(config.env.env) is not None or config.by_kind:
         return config
-    by_kind = _by_kind(config, spec)
-    _check_chosen(config, by_kind)
+    by_kind, by_part = _by_kind(config, spec), config.table.by_part
+    allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS
+    if late := sorted(by_kind.keys() - allowed):
+        what = "is read before the environment is made" if late[0] in config.table.flags else "is none of its flags"
+        raise UsageError(f"--algo={config.run.algo}: its preset_by_kind chooses {late[0]}, which {what}")
     parts = {
         part: replace(getattr(config, part), **chosen)
-        for part, flags in config.table.by_part.items()
+        for part, flags in by_part.items()
         if (chosen := {name: by_kind[name] for name in by_kind.keys() & config.undecided & flags.keys()})
     }
     config = replace(config, **parts, undecided=frozenset(), by_kind=by_kind)
     if parts:
         check(config)
     return config
-
-
-def _check_chosen(config: Config, chosen: Mapping[str, object]) -> None:
-    """Refuse decided flags that are read before the environment exists, or are unknown (UsageError)."""
-    by_part, algo = config.table.by_part, config.run.algo
-    allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS
-    if late := sorted(chosen.keys() - allowed):
-        what = "is read before the environment is made" if late[0] in config.table.flags else "is none of its flags"
-        raise UsageError(f"--algo={algo}: its preset_by_kind chooses {late[0]}, which {what}")
 
 
 def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
@@ -95,19 +89,8 @@ def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:
     return {name: value for name, value in config.by_kind.items() if name in undecided}
 
 
-def origins_in(config: Config, undecided: Set[str]) -> dict[str, str]:
-    """Return the sources of the decided flags."""
-    return dict.fromkeys(chosen_in(config, undecided), ORIGIN)
-
-
 def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> str:
-    """Return one log line with the decided flags; empty without any.
-
-    Args:
-        config: completed configuration.
-        undecided: names of the flags that were open.
-        spec: spaces of the environment; gives the line the keys that decided.
-    """
+    """Return one log line with the decided flags; empty without any."""
     values = chosen_in(config, undecided)
     if config.model.encoder_custom:  # it stands in the place of the encoder that these describe
         values = {name: value for name, value in values.items() if not name.startswith("encoder_")}
@@ -140,8 +123,7 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(spec.action.is_real), config.learning.rollout
-    images = any(name != MLP for name in encoder_names(encoder, inputs).values())
-    if images:
+    if images := any(name != MLP for name in encoder_names(encoder, inputs).values()):
         network = env_presets.network_for_images(continuous=continuous)
     else:
         network = env_presets.network_for_numbers(

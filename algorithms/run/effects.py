@@ -26,14 +26,7 @@ FEATURES = {
 
 
 def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
-    """Return the values that decide whether flags have an effect: all flags, and each feature as on or off.
-
-    Args:
-        config: completed configuration.
-        spec: spaces of the environment.
-        placement: place where policies act.
-        remembers: whether a network of the run has a memory.
-    """
+    """Return the values that decide whether flags have an effect: all flags, and each feature as on or off."""
     algorithm = config.algorithm
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())

@@ -13,7 +13,6 @@ from appo.utils.errors import NothingTrained
 from appo.utils.metrics import duration
 
 log = logging.getLogger(__name__)
-
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
 
 
@@ -71,12 +70,7 @@ class FirstBatch:
         return self._whole(monitor) >= self.columns if self.columns else monitor.stepped >= self.steps
 
     def lacks(self, monitor: Monitor, seconds: float) -> str:
-        """Return a text with the collected steps, the steps of a batch, and the flags to change.
-
-        Args:
-            monitor: monitor of the run.
-            seconds: seconds of collection.
-        """
+        """Return a text with the collected steps, the steps of a batch, and the flags to change."""
         steps = monitor.stepped
         kind = "step is" if steps == 1 else "steps are"
         if not self.columns:
@@ -92,8 +86,7 @@ class FirstBatch:
         if steps:
             rows = self.group_rows * self.num_groups
             of_each = math.ceil(self.columns / rows) * self.rollout if self.columns else self.steps / rows
-            needed = seconds * of_each * rows / steps
-            given = monitor.budget.seconds
+            needed, given = seconds * of_each * rows / steps, monitor.budget.seconds
             late = f", and {given:g} s are given" if needed > given else ""
             soon = f", {duration(needed)} from the start at this speed{late}"
         more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
@@ -109,11 +102,7 @@ class FirstBatch:
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 
     def check(self, monitor: Monitor, reason: str) -> None:
-        """Raise an error if the run ended by time or steps and nothing was trained.
-
-        Raises:
-            NothingTrained: with the numbers.
-        """
+        """Raise `NothingTrained`, with the numbers, if the run ended by time or steps and nothing was trained."""
         seconds, learning = monitor.budget.seconds, [monitor.policies[policy].totals for policy in self.policies]
         # Steps of a batch over which a learner failed are used up, so a budget can end with them.
         lost = sum(total.get("lost", 0) for total in learning)

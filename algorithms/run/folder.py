@@ -1,7 +1,7 @@
 """The folders of runs: names, places, saved flags, sources of weights, and search."""
 
+import contextlib
 import itertools
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -12,31 +12,19 @@ from appo.envs.given import unnumbered
 from appo.utils.checkpoint_files import listed
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import (
-    CHECKPOINT_FOLDERS,
-    CONFIG_FILE,
-    STATUS_FILE,
-    RunFolder,
-)
+from appo.utils.run_folder import CHECKPOINT_FOLDERS, CONFIG_FILE, STATUS_FILE, RunFolder
 from appo.utils.values import nearest, shown
-
-log = logging.getLogger(__name__)
 
 MEASURED = "measured"
 """Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
-
 MARK = "mark"
 """Key in config.json, beside flags, of the mark of the user, see `trust.py`."""
-
 DEEPEST = 4
 """Depth of nested folders below a group in which runs are searched."""
-
 MOST_NAMED = 20
 """Runs of a group that a message lists."""
-
 SET_ASIDE = re.compile(r"(.+)\.bak\d+")
 """Name of an older run that a start has set aside, see `directory/taking.py`."""
-
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -97,21 +85,12 @@ def folders(group: Path) -> list[str]:
 
 
 def saved_flags(directory: Path) -> dict[str, object]:
-    """Return the stored flags of a run's last start; empty for a run without a start.
-
-    Raises:
-        UsageError: the stored configuration is damaged or not readable.
-    """
-    content = RunFolder(directory).read_config()
-    return {name: value for name, value in content.items() if name not in (MEASURED, MARK)}
+    """Return the stored flags of a run's last start; empty without a start (UsageError: damaged or not readable)."""
+    return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
 
 
 def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return the measurement in a run's config.json; empty without a measurement.
-
-    Raises:
-        UsageError: the stored configuration is damaged or not readable.
-    """
+    """Return the measurement in a run's config.json; empty without one (UsageError: damaged or not readable)."""
     measured = RunFolder(directory).read_config().get(MEASURED)
     return measured if isinstance(measured, dict) else {}
 
@@ -137,9 +116,6 @@ class WeightSource(NamedTuple):
         return self.run.checkpoints(self.policy, self.kind)
 
 
-CHOSEN = re.compile(r"ckpt_(\d{1,15})")
-
-
 def find_source(text: str, group: Path) -> WeightSource:
     """Find the source `RUN[:policy][:best]` or `RUN[:policy]:ckpt_ENV_STEPS`; RUN is in the group, or is a path.
 
@@ -148,12 +124,11 @@ def find_source(text: str, group: Path) -> WeightSource:
     """
     words = text.split(":")
     best = len(words) > 1 and words[-1] == "best"
-    chosen = CHOSEN.fullmatch(words[-1]) if len(words) > 1 else None
+    chosen = re.fullmatch(r"ckpt_(\d{1,15})", words[-1]) if len(words) > 1 else None
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    run = next((path for path in (group / name, Path(name)) if _has(path)), None)
-    if run is None:
+    if (run := next((path for path in (group / name, Path(name)) if _has(path)), None)) is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )
@@ -198,11 +173,7 @@ def find_runs(words: Sequence[str], group: Path) -> dict[str, Path]:
 
 
 def find_run(word: str, group: Path) -> Path:
-    """Return the folder of the single run that a word names, see `find_runs`.
-
-    Raises:
-        UsageError: the word names no run, or several.
-    """
+    """Return the folder of the single run that a word names, see `find_runs` (UsageError: no run, or several)."""
     try:
         found = _named(word, group)
     except UsageError as error:
@@ -240,11 +211,7 @@ def runs_in(group: Path, deepest: int = DEEPEST) -> list[Path]:
 
 
 def _named(word: str, group: Path) -> list[tuple[str, Path]]:
-    """Return name and folder of the run of this name, or of the runs in the group of this name.
-
-    Raises:
-        UsageError: the name does not exist.
-    """
+    """Return name and folder of the run of this name, or of the runs in its group (UsageError: no such name)."""
     paths = (group / word, Path(word)) if word else ()
     for path in paths:
         if is_run(path):
@@ -270,24 +237,13 @@ def _has(path: Path, file: str = CONFIG_FILE) -> bool:
     return os.path.isfile(path / file)
 
 
-def _env_of(directory: Path) -> object:
-    """Return the env of a run; None for a damaged run, which must not hide the others."""
-    try:
-        return saved_flags(directory).get("env")
-    except UsageError:
-        return None
-
-
 def newest_run(group: Path, env: str) -> Path:
-    """Return the directory of the last started run of an env (empty: of any env), groups included.
-
-    Raises:
-        UsageError: no such run.
-    """
+    """Return the directory of the last started run of an env (empty: of any), groups included (UsageError: no run)."""
     started = []
     for path in runs_in(group):
-        if _has(path) and (not env or _env_of(path) == env):
-            started.append((RunFolder(path).config.stat().st_mtime_ns, path))
+        with contextlib.suppress(UsageError):  # a damaged run must not hide the others
+            if _has(path) and (not env or saved_flags(path).get("env") == env):
+                started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]

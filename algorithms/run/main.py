@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
@@ -78,10 +77,6 @@ log = logging.getLogger(__name__)
 def train(config: Config, kind: "type[Run] | None" = None) -> int:
     """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
-    Args:
-        config: all flags.
-        kind: class of the run; None: `Run`.
-
     Raises:
         AppoError: a failure, with its exit code.
     """
@@ -112,15 +107,12 @@ class Run:
 
     def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
         self.config, self.callbacks, self.signals = config, callbacks, SignalWatch()
-        self.directory = config.run.run_directory
-        self.cores = available_cores()
+        self.directory, self.cores = config.run.run_directory, available_cores()
         self.device = choose_device(config.run.device)
         self.placement = choose_placement(config, self.cores, self.device)
         self.machine = {"cores": self.cores, "processor": processor_name()}
         self.tunes = is_open(config, self.device, self.cores)
         self.sampling = plan_workers(config, self.cores, self.placement)
-        self.status = Status(self.directory)
-        self.status.machine = self.machine
         self.janitor = Janitor()
         self.runner: Runner | None = None
         self.begun = False
@@ -131,26 +123,22 @@ class Run:
         with ExitStack() as stack:
             check_machine(self.config, self.sampling)
             self._check_names()
-            locked = lock_run_folder(
-                self.directory,
-                self.config.run.restart_behavior,
-                unnamed=self.config.unnamed,
-                begun=lambda: self.begun,
+            behavior, unnamed = self.config.run.restart_behavior, self.config.unnamed
+            lock = stack.enter_context(
+                lock_run_folder(self.directory, behavior, unnamed=unnamed, begun=lambda: self.begun)
             )
-            lock = stack.enter_context(locked)
             if (directory := lock.path.parent) != self.directory:
                 self.config = replace(self.config, run=replace(self.config.run, experiment=directory.name))
-                self.directory, self.status = directory, Status(directory)
-                self.status.machine = self.machine
+                self.directory = directory
+            self.status = Status(self.directory)
+            self.status.machine = self.machine
             self.upkeep = Upkeep(self.config.run.folder, lock, self.config.logging.max_log_mb << 20)
             stack.enter_context(self.signals)
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *exception: Any) -> None:
+        self._open.__exit__(*exception)
 
     def train(self) -> int:
         """Train to the end, as the command line does; return the exit code."""
@@ -162,12 +150,12 @@ class Run:
             reason = run_to_end(self.turns())
         except Interrupted as interruption:
             run = self.config.run
-            if not self.begun:
+            if self.begun:
+                leave_page(self.config, with_curve=False)
+                without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
+                log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
+            else:
                 log.info("%s before training began", interruption)
-                return interruption.exit_code
-            leave_page(self.config, with_curve=False)
-            without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
-            log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             return interruption.exit_code
         except StopNow:
             log.info("ended without saving")
@@ -207,11 +195,7 @@ class Run:
         return reason
 
     def _start(self, stack: ExitStack) -> Runner:
-        """Start the run, from its flags to running workers: read this function from top to bottom.
-
-        Args:
-            stack: stack that ends the run.
-        """
+        """Start the run, which the stack ends, from its flags to running workers: read from top to bottom."""
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
@@ -276,8 +260,7 @@ class Run:
         self._first_batch = FirstBatch.of(config, topology)
         stack.callback(say_output, monitor, config)
         stack.callback(log_comparison, monitor, config)
-        evaluator = stack.enter_context(evaluate_beside(config, self.janitor))
-        if evaluator is not None:
+        if evaluator := stack.enter_context(evaluate_beside(config, self.janitor)):
             monitor.beside["evaluator"] = evaluator
         stack.enter_context(runner)
         workers.start()
@@ -320,22 +303,12 @@ class Run:
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
-        found = measure_run(self.config, partial(self._inquiry, first), partial(self._inquiry, "forkserver"), cores)
+        log_path = self.config.run.folder.log("probe")
+        ask = partial(inquiry.Inquiry, log_path=log_path, signals=self.signals, janitor=self.janitor)
+        found = measure_run(self.config, partial(ask, method=first), partial(ask, method="forkserver"), cores)
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
         return found._replace(costs=costs or found.costs)
-
-    def _inquiry(
-        self, method: fork_server.StartMethod, target: Callable[..., None], arguments: tuple[object, ...]
-    ) -> inquiry.Inquiry:
-        return inquiry.Inquiry(
-            target,
-            arguments,
-            log_path=self._log_path("probe"),
-            method=method,
-            signals=self.signals,
-            janitor=self.janitor,
-        )
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
         """Return the sampling flags: the best plan by measured costs, or the rules without costs."""
@@ -347,7 +320,6 @@ class Run:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
         free = free_bytes(self.config.sampling.memory_limit_mb)
-
         plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
@@ -396,16 +368,13 @@ class Run:
             workers=workers,
             links=links.of(name, workers) if links else None,
             arena=arena,
-            log_path=self._log_path(name),
+            log_path=self.config.run.folder.log(name),
             niceness=s.default_niceness + role.extra_niceness,
             cores=cores_of(workers[0], blueprint.topology, s, self.cores),
             threads=self.sampling.learner_threads if role.trains else 1 if single else self.cores,
             visible_gpus=gpus_of(workers, s),
             log_level=self.config.logging.log_level.upper(),
         )
-
-    def _log_path(self, name: str) -> Path:
-        return self.config.run.folder.log(name)
 
 
 def _prepare_serial(threads: int) -> None:

@@ -74,9 +74,9 @@ class ReturnCurve:
     def text(self, report: Report, share: float | None) -> str:
         """Return the progress of the run in one line."""
         value = report.episode_return
-        parts = [f"{short_number(report.env_steps)} env steps", f"{duration(report.seconds)}"]
+        parts = [f"{short_number(report.env_steps)} env steps", duration(report.seconds)]
         parts += [f"{100 * share:.0f} %"] if share is not None else []
-        parts += [f"return {value:.2f}"] if value is not None else ["no episode has ended"]
+        parts += [f"return {value:.2f}" if value is not None else "no episode has ended"]
         return ", ".join(parts)
 
     def picture(self, name: str, report: Report, share: float | None) -> str:
@@ -89,12 +89,10 @@ class ReturnCurve:
 
     def _drawing(self) -> str:
         """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
-        values = [value for point in self.points for value in point.returns if value is not None]
-        if not values:
+        if not (values := [value for point in self.points for value in point.returns if value is not None]):
             return ""
         low, high, last = min(values), max(values), self.points[-1].env_steps
-        policies = range(len(self.points[-1].returns))
-        lines = "".join(_line(self.points, policy, (low, high), last) for policy in policies)
+        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(self.points[-1].returns)))
         labels = (
             f'<text x="{MARGIN}" y="12">{high:.4g}</text>'
             f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}">{low:.4g}</text>'
@@ -135,11 +133,7 @@ class Lines:
 
 
 class Display:
-    """An output of a notebook cell, redrawn in place.
-
-    Args:
-        ipython: module `IPython.display`.
-    """
+    """An output of a notebook cell, redrawn in place."""
 
     def __init__(self, ipython: Any) -> None:
         self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False

@@ -27,12 +27,9 @@ from appo.utils.errors import UsageError
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
-
 ALWAYS_FIRST = ("env", "seed", "learning_rate")
 """Flags that TensorBoard's table shows first, together with unusual ones."""
-
 EVALUATION = "eval_"
-
 EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
 """Flags of `appo evaluate`, which has them without the prefix."""
 

@@ -51,13 +51,13 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     if not config.algorithm.needs_actors:
         return Sampling(placement, 0, 0, 0, threads)
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
-    columns = learning.macro_batch_columns
     most = int(most_envs(config, num_agents)) // (s.num_envs_per_worker or splits)
     if config.algorithm.whole_rollouts:
         most = cores  # no batch of all is collected, for which trajectories would grow old
-    num_workers = s.num_workers or (1 if placement == "serial" else _clamp(most, 1, cores))
-    envs = s.num_envs_per_worker or _clamp(columns // (num_workers * num_agents), 1, MAX_ENVS_PER_WORKER)
-    if not s.num_envs_per_worker:
+    num_workers = s.num_workers or (1 if placement == "serial" else max(1, min(cores, most)))
+    envs = s.num_envs_per_worker
+    if not envs:
+        envs = min(MAX_ENVS_PER_WORKER, learning.macro_batch_columns // (num_workers * num_agents))
         envs = max(1, envs // splits) * splits
     if not s.worker_num_splits and envs % splits:
         splits = 1
@@ -184,7 +184,3 @@ def gpus_of(workers: Sequence[Address], sampling: SamplingConfig) -> str | None:
     """
     actors, gpus = [worker.index for worker in workers if worker.role == ACTOR.name], sampling.actor_worker_gpus
     return ",".join(dict.fromkeys(str(gpus[actor % len(gpus)]) for actor in actors if gpus)) if actors else None
-
-
-def _clamp(value: int, low: int, high: int) -> int:
-    return max(low, min(high, value))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -113,27 +112,19 @@ class RunPlan:
         """Return the traits that distinguish a policy at the start."""
         return self.traits[policy] if self.traits else PolicyTraits()
 
-    def learning_of(self, policy: int) -> Any:
-        """Return the learning flags that a policy begins with."""
-        return replace(self.config.learning, **self.traits_of(policy).hyperparameters)
-
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
         """Return the random seeds of a worker; a restarted worker, of a later generation, has new seeds."""
         return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
 
     def context(
-        self,
-        policy: int,
-        device: str,
-        seeds: np.random.SeedSequence | None = None,
-        arena: Arena | None = None,
+        self, policy: int, device: str, seeds: np.random.SeedSequence | None = None, arena: Arena | None = None
     ) -> Context:
         """Return the context of a policy for the algorithm; past versions have the common flags."""
         c, t = self.config, self.topology
-        flags = self.learning_of(policy) if policy < t.num_policies else c.learning
+        traits = self.traits_of(policy).hyperparameters if policy < t.num_policies else {}
         return Context(
             self.spec,
-            flags,
+            replace(c.learning, **traits),
             c.model_of(policy),
             c.run.precision,
             device,
@@ -170,36 +161,28 @@ class RunPlan:
         return replace(found, rnn_state=found.rnn_state[..., : self.model_of(policy).rnn_state_size])
 
     def fields(self) -> list[Field]:
-        """Return the fields of the run's shared memory."""
+        """Return the fields of the run's shared memory (ValueError: two policies declare a field in different ways)."""
         c, t = self.config, self.topology
-        widest = max(model.rnn_state_size for model in self.models)
-        sizes = sizes_of(t, self.spec, widest, c.learning.segment_steps)
-        fields = Trajectories.declare(sizes, self.spec, self.recorded)
-        fields += FinalObservations.declare(sizes, self.spec)
-        fields += [*Mailboxes.declare(t), Heartbeat.declare(len(t.processes()))]
-        fields += crash_recorder.declare(t, self.spec)
-        if t.apart:
-            fields.append(Units.declare(t))
+        sizes = sizes_of(t, self.spec, max(model.rnn_state_size for model in self.models), c.learning.segment_steps)
+        fields = [
+            *Trajectories.declare(sizes, self.spec, self.recorded),
+            *FinalObservations.declare(sizes, self.spec),
+            *Mailboxes.declare(t),
+            Heartbeat.declare(len(t.processes())),
+            *crash_recorder.declare(t, self.spec),
+            *([Units.declare(t)] if t.apart else []),
+        ]
         for policy in range(t.num_acting):
             fields += WeightRing.declare(policy, self.model_of(policy).num_weights)
+        own: dict[str, Field] = {}  # of the algorithm; equal fields of several policies are shared
         for policy in range(t.num_policies):
-            fields += StateBlock.declare(policy, self.model_of(policy).layout.vectors)
+            model = self.model_of(policy)
+            fields += StateBlock.declare(policy, model.layout.vectors)
+            for field in self.algorithm.fields(self.context(policy, self.device), t, model.num_weights):
+                if own.setdefault(field.name, field) != field:
+                    raise ValueError(f"policies declare the field {field.name} in different ways")
         if t.writes:
             from appo.algorithms.datasets.output import output_fields  # late: only who writes needs spaces of gymnasium
 
             fields += output_fields(c.output, sizes, self.spec, self.recorded)
-        return [*fields, *self._of_algorithm()]
-
-    def _of_algorithm(self) -> list[Field]:
-        """Return the memory that the algorithm declares for each policy; equal fields of several policies are shared.
-
-        Raises:
-            ValueError: two policies declare a field of one name in different ways.
-        """
-        found: dict[str, Field] = {}
-        for policy in range(self.topology.num_policies):
-            num_weights = self.model_of(policy).num_weights
-            for field in self.algorithm.fields(self.context(policy, self.device), self.topology, num_weights):
-                if found.setdefault(field.name, field) != field:
-                    raise ValueError(f"policies declare the field {field.name} in different ways")
-        return list(found.values())
+        return [*fields, *own.values()]

@@ -15,9 +15,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
 from appo.algorithms.runtime.memory.weights import WeightRing
-from appo.algorithms.runtime.messages import (
-    PolicyTraits,
-)
+from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
@@ -33,17 +31,11 @@ def make_controller(
     if not (config.population.with_pbt or config.population.per_policy):
         return None
     learning = [policy for policy in range(len(traits)) if policy not in config.frozen]
-    lineage = Lineage(config.run.run_directory, traits)
-    return Controller(exploit_explore, monitor, lineage, traits, learning, actors)
+    return Controller(exploit_explore, monitor, Lineage(config.run.run_directory, traits), traits, learning, actors)
 
 
 def make_self_play(
-    config: Config,
-    topology: Topology,
-    arena: Arena,
-    table: Table,
-    monitor: Monitor,
-    resumed: Mapping[str, Any],
+    config: Config, topology: Topology, arena: Arena, table: Table, monitor: Monitor, resumed: Mapping[str, Any]
 ) -> SelfPlay | None:
     """Make the pool of a run with `--self_play`; None for other runs.
 
@@ -74,16 +66,11 @@ def comparison(policies: Sequence[PolicyProgress], given: Sequence[Mapping[str, 
     """Return a line for every policy but the first: the difference of its mean return to the first policy's.
 
     The interval covers the last episodes played; variation between seeds is not included.
-
-    Args:
-        policies: progress of every policy.
-        given: flags that `--per_policy` gives every policy.
     """
     lines = []
     first = policies[0].episode_return.values()
     for policy, (progress, values) in enumerate(zip(policies, given, strict=True)):
-        found = welch_interval(first, progress.episode_return.values()) if policy else None
-        if found is None:
+        if (found := welch_interval(first, progress.episode_return.values()) if policy else None) is None:
             continue
         low, high = found.mean - found.margin, found.mean + found.margin
         verdict = "" if low > 0 or high < 0 else ": no difference that these episodes show"

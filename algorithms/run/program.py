@@ -26,10 +26,6 @@ MAIN = "__main__"
 def check_program(config: Config, *, has_workers: bool) -> None:
     """Refuse an environment or a script that worker processes cannot get from the calling program.
 
-    Args:
-        config: all flags.
-        has_workers: whether the run has processes besides main.
-
     Raises:
         UsageError: with the cure.
     """
@@ -75,9 +71,7 @@ def given_again(config: Config) -> str:
 
 def script_of(name: str) -> Path | None:
     """Return the file of a module that a child can run; None for a notebook, a session, `python -c` and stdin."""
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if path is None:
+    if (path := getattr(sys.modules.get(name), "__file__", None)) is None:
         return None
     found = Path(getattr(multiprocessing.process, "ORIGINAL_DIR", None) or os.curdir, path)
     return found if found.is_file() else None

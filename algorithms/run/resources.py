@@ -31,11 +31,7 @@ def free_bytes(limit_mb: int) -> int:
 
 
 def reserve(fields: Sequence[Field], limit_mb: int) -> Arena:
-    """Reserve the shared memory of a run.
-
-    Raises:
-        ResourceError: memory is too small or limited; the message lists the needs.
-    """
+    """Reserve the shared memory of a run (ResourceError: memory is too small or limited; lists the needs)."""
     free = free_bytes(limit_mb)
     if sum(field.nbytes for field in fields) > free:
         allowed = f"--memory_limit_mb={limit_mb} allows" if free == limit_mb << 20 else "free are"
@@ -60,10 +56,6 @@ def memory_plan(fields: Sequence[Field]) -> str:
 def check_machine(config: Config, sampling: Sampling) -> None:
     """Refuse a run that this machine cannot hold, whatever environment and network need.
 
-    Args:
-        config: all flags.
-        sampling: counts of workers without measurements.
-
     Raises:
         UsageError: the network is too small or too large, see `models.config.check_size`.
         ResourceError: with the numbers.
@@ -74,8 +66,7 @@ def check_machine(config: Config, sampling: Sampling) -> None:
     others = s.num_policies * (1 + (s.policy_workers_per_policy if sampling.placement == "central" else 0))
     processes = 0 if sampling.placement == "serial" else sampling.num_workers + others
     env_bytes = LEAST_ENV_BYTES + config.learning.rollout * LEAST_STEP_BYTES
-    needed = processes * LEAST_PROCESS_BYTES + envs * env_bytes
-    if needed > free:
+    if (needed := processes * LEAST_PROCESS_BYTES + envs * env_bytes) > free:
         raise ResourceError(
             f"{processes:,} processes and {envs:,} envs need at least {_mebibytes(needed)} MiB of memory, free are "
             f"{_mebibytes(free)} MiB: lower --num_workers, --num_envs_per_worker or --policy_workers_per_policy"
@@ -95,11 +86,7 @@ def check_machine(config: Config, sampling: Sampling) -> None:
 
 
 def check_descriptors(topology: Topology) -> None:
-    """Refuse a run that needs more open files than allowed, before any process starts.
-
-    Raises:
-        ResourceError: with the numbers.
-    """
+    """Refuse a run that needs more open files than allowed, before any process starts (ResourceError)."""
     _check_open_files(len(topology.processes()), topology.num_actors, limits.limit())
 
 

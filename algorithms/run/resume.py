@@ -31,12 +31,11 @@ from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
-
-GROUPS = ("num_envs_per_worker", "worker_num_splits")  # which no group that is tried exceeds
-
-SHAPES = ("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores")
-
-COST_FLAGS = (*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision", *GROUPS, *SHAPES)
+COST_FLAGS = (
+    *(*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision"),
+    *("num_envs_per_worker", "worker_num_splits"),  # which no group that is tried exceeds
+    *("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores"),
+)
 """Flags that the measured costs depend on."""
 
 
@@ -123,13 +122,11 @@ def fill(
         The plain state of every policy's checkpoint; {} without a checkpoint.
     """
     changed = changes(config)
-    flags_changed = {change.partition(" ")[0] for change in changed}
-    resumed = resume(config.run.run_directory, blocks, models, flags_changed)
+    resumed = resume(config.run.run_directory, blocks, models, {change.partition(" ")[0] for change in changed})
     if taken := begin_from(config, blocks, models):
         resumed = [taken]
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
-    flags = marked(config.to_flat() | {"seed": seed})
-    journal(config.run.run_directory, flags, changed, env_steps, measured)
+    journal(config.run.run_directory, marked(config.to_flat() | {"seed": seed}), changed, env_steps, measured)
     return resumed
 
 
@@ -176,8 +173,7 @@ def _take_over(
 ) -> dict[str, Any]:
     """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
     state = _decoded(config.run.init_from, loaded, model)
-    before = saved_flags(source.run.path)
-    changed = {change.partition(" ")[0] for change in changed_flags(before, config.to_flat())}
+    changed = {change.partition(" ")[0] for change in changed_flags(saved_flags(source.run.path), config.to_flat())}
     meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
     plain = {name: value for name, value in meta.items() if name not in OF_MAIN}
     anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
@@ -221,8 +217,7 @@ class ResumeSegments:
         self, blueprint: RunPlan, arena: Arena, block: StateBlock, make_workers: Callable[[RunPlan], Workers]
     ) -> None:
         self._blueprint, self._arena, self._block, self._make_workers = blueprint, arena, block, make_workers
-        self._every = blueprint.config.run.save_every_env_steps
-        self.end = 0
+        self._every, self.end = blueprint.config.run.save_every_env_steps, 0
 
     @classmethod
     def of(cls, blueprint: RunPlan, *parts: Any) -> Self | None:
@@ -237,11 +232,7 @@ class ResumeSegments:
         return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
 
     def next(self) -> Workers:
-        """Make the workers of the next segment, after the workers of the last one have ended.
-
-        Raises:
-            NumericsError: the last segment left no state to resume.
-        """
+        """Make the workers of the next segment, after the last ones ended (NumericsError: no state to resume)."""
         state = self._block.read()
         if state is None or env_steps_of(state) < self.end:
             raise NumericsError(f"the learner's state at {self.end} env steps is not finite, or was not saved")

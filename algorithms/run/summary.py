@@ -16,9 +16,7 @@ from appo.utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_ow
 from appo.utils.values import is_number
 
 RETURN = "reward/mean"
-
 LIVING_STATES = ("starting", "training")
-
 TAIL_BYTES = 1 << 16
 SAMPLED_BYTES = 1 << 24  # of the reports of a run, where no best checkpoint says how good it was
 
@@ -103,10 +101,9 @@ def _is_locked(lock: Path) -> bool:
 def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the env steps of all policies together: the largest figure in any file."""
     totals = status.get("totals")
-    known = [_number(totals.get("env_steps"))] if isinstance(totals, dict) else []
-    steps = [number for record in last if (number := _number(record.get("env_steps"))) is not None]
-    known += [sum(steps)] if steps else []
-    return max((int(number) for number in known if number is not None), default=None)
+    steps = [number for record in last if is_number(number := record.get("env_steps"))]
+    known = [totals.get("env_steps") if isinstance(totals, dict) else None, sum(steps) if steps else None]
+    return max((int(number) for number in known if is_number(number)), default=None)
 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
@@ -152,15 +149,11 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
 def _best_return(folder: RunFolder, last: float | None) -> float | None:
     """Return the best mean return so far: from best checkpoints, else from all reports, else the last one."""
     paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
-    kept = [value for path in paths if (value := _kept_return(path)) is not None]
-    best = max(kept or _reported_returns(folder.metrics), default=last)
+    # A different metric may have chosen the checkpoint.
+    marks = ((_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best") for path in paths)
+    values = (mark.get("value") for mark in marks if isinstance(mark, dict) and mark.get("metric") == RETURN)
+    best = max([value for value in values if is_number(value)] or _reported_returns(folder.metrics), default=last)
     return best if last is None or best is None else max(best, last)
-
-
-def _kept_return(path: Path) -> float | None:
-    """Return the mean return in a best checkpoint; None if a different metric chose the checkpoint."""
-    kept = (_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best")
-    return _number(kept.get("value")) if isinstance(kept, dict) and kept.get("metric") == RETURN else None
 
 
 def _reported_returns(metrics: Path) -> Iterator[float]:

@@ -39,7 +39,6 @@ from appo.utils.system import machine
 from appo.utils.values import nearest, shown
 
 log = logging.getLogger(__name__)
-
 SAVE_SECONDS = 60.0
 OURS = (*machine.THREAD_VARIABLES, "THP_MEM_ALLOC_ENABLE")
 """Environment variables that a run sets in this process."""
@@ -137,9 +136,14 @@ class Training:
         callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
         **flags: object,
     ) -> None:
-        names, objects = _split_callbacks(callbacks)
-        if names:
+        asked: Any = callbacks
+        told: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
+        if wrong := [one for one in told if not isinstance(one, str | Callbacks)]:
+            kinds = "names or objects derived from appo.algorithms.Callbacks"
+            raise UsageError(f"callbacks are {kinds}, got {shown(str(wrong[0]))}")
+        if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
+        objects = [one for one in told if isinstance(one, Callbacks)]
         self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
         check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
@@ -396,21 +400,14 @@ class Training:
 
     def _end(self, reason: str, exit_code: int) -> None:
         self._turns = None
-        report = self.report() if self._runner is not None else _report_of(self.directory)
+        if self._runner is not None:
+            report = self.report()
+        else:
+            status = RunFolder(self.directory).read_status()
+            totals, means = status.get("totals", {}), tuple(status.get("return_mean", ()))
+            counts = totals.get("env_steps", 0), totals.get("samples", 0)
+            report = Report(float(status.get("seconds", 0.0)), *counts, means, ())
         self._result = Result(reason, exit_code, self.directory, report)
-
-
-def _split_callbacks(callbacks: str | Callbacks | Sequence[str | Callbacks]) -> tuple[str, list[Callbacks]]:
-    """Return the names among the callbacks, as in the flag, and the objects."""
-    given: Any = callbacks
-    told: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    for one in told:
-        if not isinstance(one, (str, Callbacks)):
-            raise UsageError(
-                f"callbacks are names or objects derived from appo.algorithms.Callbacks, got {shown(str(one))}"
-            )
-    names = [one for one in told if isinstance(one, str)]
-    return ",".join(names), [one for one in told if isinstance(one, Callbacks)]
 
 
 def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[str, object]) -> dict[str, object]:
@@ -419,22 +416,13 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
         left_out = config.undecided | ({"experiment"} if config.unnamed else frozenset())
         whole = {name: value for name, value in config.to_flat().items() if name not in left_out}
     else:
-        whole = flattened(config or {}, FLAGS_BY_PART, "config")
-    own = {"log_format": "plain"} if not isinstance(config, Config) else {}
+        whole = {"log_format": "plain", **flattened(config or {}, FLAGS_BY_PART, "config")}
     keywords = flattened(flags, FLAGS_BY_PART, "flags")
     for values in (whole, keywords):
         if "env" in values:
             values["env"] = given.name_of(values["env"], is_factory)
     table = flag_table(algorithm_of({**whole, **keywords}))
-    return {**own, **typed(whole, "config", table), **typed(keywords, "flags", table)}
-
-
-def _report_of(directory: Path) -> Report:
-    """Return the report of a run that is not training, read from its status."""
-    status = RunFolder(directory).read_status()
-    totals = status.get("totals", {})
-    means = tuple(status.get("return_mean", ()))
-    return Report(float(status.get("seconds", 0.0)), totals.get("env_steps", 0), totals.get("samples", 0), means, ())
+    return {**typed(whole, "config", table), **typed(keywords, "flags", table)}
 
 
 @contextlib.contextmanager

@@ -28,12 +28,10 @@ from appo.utils.user_modules import keep_out_of
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
 KEY_BYTES = 32
 CONTEXT = b"appo run 1\0"  # another key or another meaning of the mark gets another number
 OF_STRANGERS = Limit(1 << 30, "--trust if you know where it comes from")
 MOST_SHOWN = 6  # things in the line that lists what a run would use
-
 LOOKED_AT = frozenset({"algo"})
 """Flags that have an effect wherever flags of a run are read."""
 ANSWERS = LOOKED_AT | {"encoder_custom"}
@@ -42,7 +40,6 @@ PLAYED = ANSWERS | {"env", "env_kwargs"}
 """Flags of an episode."""
 TRAINED = None
 """All flags."""
-
 OWN_PLACE = frozenset({"config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust"})
 """Flags of a saved run that are never read."""
 
@@ -52,11 +49,7 @@ class NoKey(Exception):
 
 
 def key_path() -> Path:
-    """Return the path of this user's key.
-
-    Raises:
-        NoKey: the user has no configuration folder.
-    """
+    """Return the path of this user's key (NoKey: the user has no configuration folder)."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         folder = Path(given) if os.path.isabs(given) else Path.home() / ".config"
@@ -66,17 +59,12 @@ def key_path() -> Path:
 
 
 def read_key() -> bytes:
-    """Return the key of this user.
-
-    Raises:
-        NoKey: the key is missing, or other users could have read or made the file.
-    """
+    """Return the key of this user (NoKey: the key is missing, or other users could have read or made the file)."""
     path = key_path()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            status = os.fstat(descriptor)
-            key = os.read(descriptor, KEY_BYTES + 1)
+            status, key = os.fstat(descriptor), os.read(descriptor, KEY_BYTES + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -89,11 +77,7 @@ def read_key() -> bytes:
 
 
 def make_key() -> bytes:
-    """Return the key of this user; make a missing one.
-
-    Raises:
-        NoKey: the key cannot be read or made.
-    """
+    """Return the key of this user; make a missing one (NoKey: the key cannot be read or made)."""
     path = key_path()
     if not os.path.lexists(path):
         temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
@@ -116,22 +100,17 @@ def make_key() -> bytes:
 
 
 def mark_of(flags: Mapping[str, object], key: bytes) -> str:
-    """Return the mark of a run's flags. Numbers, which can do no harm, are not covered.
-
-    Args:
-        flags: flags in the form of config.json.
-        key: key of the user.
-    """
-    covered = {name: value for name, value in flags.items() if name not in OWN_PLACE and _is_covered(name, value)}
+    """Return the mark of a run's flags. Numbers, which can do no harm, are not covered."""
+    reaching = {name for name, flag in flag_table(DEFAULT).flags.items() if flag.reaches_out}
+    covered = {
+        name: value
+        for name, value in flags.items()
+        if name not in {*OWN_PLACE, MARK, MEASURED}
+        and value is not None
+        and (name in reaching or not isinstance(value, bool | int | float))
+    }
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
     return hmac.new(key, CONTEXT + text.encode(), hashlib.sha256).hexdigest()
-
-
-def _is_covered(name: str, value: object) -> bool:
-    if name in (MARK, MEASURED) or value is None:
-        return False
-    known = flag_table(DEFAULT).flags.get(name)
-    return not isinstance(value, bool | int | float) or (known is not None and known.reaches_out)
 
 
 def marked(flags: Mapping[str, object]) -> dict[str, object]:
@@ -190,8 +169,7 @@ class Reading:
         From now on no code is imported from below the folder of the run, whatever the answer.
         """
         keep_out_of(self.directory)
-        used = [] if self.is_trusted else uses(self.content, needed, given)
-        if not used:
+        if not (used := [] if self.is_trusted else uses(self.content, needed, given)):
             return ""
         more = f" and {len(used) - MOST_SHOWN} more" if len(used) > MOST_SHOWN else ""
         return (
@@ -222,16 +200,13 @@ class Reading:
         if refusal := self.refusal(needed, given):
             raise UsageError(refusal)
         if remember and self.flags and not is_marked(self.content):
-            _remember(self.directory, self.content)
+            with_mark = marked({name: value for name, value in self.content.items() if name != MARK})
+            try:
+                write_json_atomic(RunFolder(self.directory).config, with_mark)
+            except OSError as error:
+                name, why = self.directory.name, error.strerror
+                log.warning("run %s is trusted this once: cannot write its mark: %s", name, why)
         return self.flags
-
-
-def _remember(directory: Path, content: Mapping[str, object]) -> None:
-    with_mark = marked({name: value for name, value in content.items() if name != MARK})
-    try:
-        write_json_atomic(RunFolder(directory).config, with_mark)
-    except OSError as error:
-        log.warning("run %s is trusted this once: cannot write its mark: %s", directory.name, error.strerror)
 
 
 def uses(

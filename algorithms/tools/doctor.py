@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -17,11 +16,12 @@ from typing import Any, Literal, NamedTuple, cast
 from appo.algorithms.models.config import MLP, encoder_names
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.run.defaults import chosen_in, told
+from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import free_bytes
-from appo.algorithms.run.tuning.choice import choose, is_open, report
+from appo.algorithms.run.tuning.choice import choose, in_unit, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.messages import WorkerFailed
@@ -52,9 +52,7 @@ REQUIRED = (
     "threadpoolctl",
     "rich",
 )
-
 IMPORTED = ("torch", "faster_fifo")  # compiled for a version of Python and a kind of machine
-
 OPTIONAL = {
     "matplotlib": "plots",
     "imageio-ffmpeg": "video",
@@ -66,23 +64,16 @@ OPTIONAL = {
     "trackio": "trackio",
     "mlflow-skinny": "mlflow",
 }
-
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)
-
 START_SECONDS, EXAM_SECONDS = 30.0, 20.0
-
 LEAK_BYTES, LEAK_FILES = 8 << 20, 8
-
 # Limits of sizes for learning: observations, actions, rewards.
 LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
 FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
 MANY_NUMBERS = 10_000  # of an observation without a convolution
 LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
-
 State = Literal["ok", "note", "bad"]
-
 KINDS = {
     "categorical": "choices",
     "bins": "bins",
@@ -103,10 +94,6 @@ class Finding(NamedTuple):
 
 def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
     """Print all findings; return 0 if nothing prevents training, else 1.
-
-    Args:
-        config: format of the output.
-        given: flags of training on the command line, by name.
 
     Raises:
         UsageError: flags of training contradict each other.
@@ -144,20 +131,18 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
 
 def of_installation() -> Iterator[Finding]:
     """Check the installed packages, and load the compiled packages."""
-    versions = {name: _version(name) for name in ("appo", *REQUIRED)}
+    versions = {name: version_of(name) for name in ("appo", *REQUIRED)}
     missing = [name for name in REQUIRED if versions[name] is None]
     said = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    if missing:
-        yield Finding("packages", "bad", f"{', '.join(missing)} missing: pip install -c constraints.txt -e .")
-    else:
-        yield Finding("packages", "ok", said)
+    lack = f"{', '.join(missing)} missing: pip install -c constraints.txt -e ."
+    yield Finding("packages", "bad" if missing else "ok", lack if missing else said)
     for module in IMPORTED:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken binary may raise anything
             yield Finding(module, "bad", f"cannot be imported: {type(error).__name__}: {_one_line(error)}")
-    extras = [f"{name} (appo[{extra}])" for name, extra in OPTIONAL.items() if _version(name) is None]
+    extras = [f"{name} (appo[{extra}])" for name, extra in OPTIONAL.items() if version_of(name) is None]
     yield Finding("extras", "ok", f"not installed: {', '.join(extras)}" if extras else "all are installed")
 
 
@@ -250,11 +235,10 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
     else:
         helps = "an episode without an end has no return: --horizon=1000 truncates it"
         yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps; {helps}")
-    reset = "" if exam.reset_seconds is None else f"; a reset {_time(exam.reset_seconds)}"
+    reset = "" if exam.reset_seconds is None else f"; a reset {in_unit(exam.reset_seconds)}"
     longest = max(exam.longest_seconds, exam.reset_seconds or 0.0)
-    times = (
-        f"median {_time(exam.median_seconds)}, 99 % below {_time(exam.slow_seconds)}, longest {_time(longest)}{reset}"
-    )
+    times = f"median {in_unit(exam.median_seconds)}, 99 % below {in_unit(exam.slow_seconds)}"
+    times += f", longest {in_unit(longest)}{reset}"
     yield Finding("step time", "note" if longest > 1.0 else "ok", times)
     leaks = exam.grown_bytes > LEAK_BYTES or exam.grown_files > LEAK_FILES
     more = f"{_size(max(0, exam.grown_bytes))} and {max(0, exam.grown_files)} open files more"
@@ -354,8 +338,7 @@ def recommendation(found: Measurement, cores: int) -> Finding:
         return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
     if found.costs is None:
-        device = choose_device(config.run.device)
-        placement = choose_placement(config, cores, device)
+        placement = choose_placement(config, cores, choose_device(config.run.device))
         sampling, said = plan_workers(found.planned, cores, placement, spec.num_agents), "by fixed rules"
     else:
         plan = choose(
@@ -396,13 +379,6 @@ def _spaces(spec: EnvSpec) -> str:
     return f"shows {shows}; takes {takes}{masks}{agents}{frames}"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _one_line(error: object) -> str:
     return " ".join(str(error).split())
 
@@ -410,13 +386,6 @@ def _one_line(error: object) -> str:
 def _size(number: int) -> str:
     exponent = min(3, int(math.log2(number) // 10)) if number > 0 else 0
     return f"{number / 1024**exponent:.{0 if exponent < 2 else 1}f} {('B', 'KiB', 'MiB', 'GiB')[exponent]}"
-
-
-def _time(seconds: float) -> str:
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if seconds < limit:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def try_nothing(pipe: Connection, log_path: Path) -> None:

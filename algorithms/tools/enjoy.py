@@ -49,11 +49,7 @@ def enjoy(config: EvaluationConfig) -> int:
 
 
 def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Played:
-    """Play and film a policy; without `--json`, print every episode.
-
-    Raises:
-        UsageError, EnvironmentFailure, ResourceError: see `enjoy`.
-    """
+    """Play and film a policy; without `--json`, print every episode. Errors are those of `enjoy`."""
     env = config.played_env(run.config.env)
     with contextlib.ExitStack() as stack:
         recorder = Recorder(env, Path(config.save_video), config.fps) if config.save_video else None

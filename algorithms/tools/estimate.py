@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.datasets.episodes import Episode
-from appo.algorithms.datasets.reader import Dataset, open_dataset
+from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.custom import custom_class
 from appo.algorithms.offline.fitted_q import FittedQ, Transitions
@@ -73,14 +73,17 @@ def estimate(config: EstimateConfig) -> int:
     found = {"dataset": acted.interval(config.resamples, seed=config.seed)}
     effective = None
     if set(config.estimators) & set(BY_RATIOS):
-        _require_log_prob(dataset, episodes)
+        if lacking := [index for index, episode in enumerate(episodes) if "log_prob" not in episode.infos]:
+            raise UsageError(
+                f"--dataset: episode {lacking[0]} of {dataset.sources[0].name} and those after it lack the"
+                f" probabilities of what was done, which {', '.join(BY_RATIOS)} need: take --estimators=fitted_q"
+            )
         effective = off_policy.effective_episodes(_log_ratios(episodes, thoughts))
     values = None
     if set(config.estimators) & set(BY_VALUES):
         values = fitted_values(run, dataset.spec, player.policy.model, episodes, thoughts, gamma, config)
     for name in config.estimators:
-        terms = terms_of(name, episodes, thoughts, values, gamma)
-        found[name] = terms.interval(config.resamples, seed=config.seed)
+        found[name] = terms_of(name, episodes, thoughts, values, gamma).interval(config.resamples, seed=config.seed)
     say(_report(found, len(episodes), effective, gamma, as_json=config.json))
     return 0
 
@@ -149,15 +152,6 @@ def _padded(rows: Sequence[Floats]) -> Floats:
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return padded
-
-
-def _require_log_prob(dataset: Dataset, episodes: Sequence[Episode]) -> None:
-    for index, episode in enumerate(episodes):
-        if "log_prob" not in episode.infos:
-            raise UsageError(
-                f"--dataset: episode {index} of {dataset.sources[0].name} and those after it lack the probabilities of"
-                f" what was done, which {', '.join(BY_RATIOS)} need: take --estimators=fitted_q"
-            )
 
 
 def fitted_values(

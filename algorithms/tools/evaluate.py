@@ -37,18 +37,11 @@ from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """Mode -> whether to take the most probable action."""
-
 MOST_SUMMARY_BYTES = 16 << 20
 """Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
-
 MOST_OF_THE_CORES = 0.015
 """Average share of all cores' time for evaluations."""
-
 LONGEST_SLEEP_SECONDS = 1.0
-
-SAID = ("seed", "env_kwargs", "flags")
-"""Flags that stand beside each result."""
-
 SETTINGS = ("best_by", "env_kwargs", "flags")
 """Flags that must be equal for two means to be compared."""
 
@@ -172,11 +165,7 @@ class Evaluator:
         return self.folder.read_status().get("state") in LIVING_STATES
 
     def look(self) -> list[Evaluation]:
-        """Evaluate the checkpoints written since the last look.
-
-        Raises:
-            UsageError, CheckpointError, EnvironmentFailure: see `evaluate`.
-        """
+        """Evaluate the checkpoints written since the last look. Errors are those of `evaluate`."""
         return [one for policy in self.folder.policies() for one in self._look_at(policy)]
 
     def _look_at(self, policy: int) -> list[Evaluation]:
@@ -194,7 +183,9 @@ class Evaluator:
         if self._log is None:
             return found
         for one in found:
-            self._log.append(one._asdict() | {name: getattr(self.config, name) for name in SAID})
+            self._log.append(
+                one._asdict() | {name: getattr(self.config, name) for name in ("seed", "env_kwargs", "flags")}
+            )
         self._show(policy, found)
         (chosen,) = (one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)
@@ -226,8 +217,7 @@ class Evaluator:
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         if policy not in self._writers:
-            folder = self.folder.evaluation_summaries(policy)
-            self._writers[policy] = EventWriter(folder, most_bytes=MOST_SUMMARY_BYTES)
+            self._writers[policy] = EventWriter(self.folder.evaluation_summaries(policy), most_bytes=MOST_SUMMARY_BYTES)
         tags = {f"eval/{one.mode}_{name}": getattr(one, name) for one in found for name in ("mean", "low", "high")}
         self._writers[policy].add(found[0].env_steps, tags)
 

@@ -23,13 +23,9 @@ from appo.utils.system import limits
 from appo.utils.system.memory import held_bytes
 
 REPEATED_STEPS, REPEATING_SECONDS = 200, 2.0
-
 STEPPING_SECONDS, MOST_STEPS = 4.0, 200_000
-
 WARM_UP_SHARE = 0.3  # share of the time; afterwards memory and files should not grow
-
 SEED = 7
-
 MOST_REWARDS = 10_000  # sizes kept for the median
 
 
@@ -72,9 +68,6 @@ class Examination(NamedTuple):
 class Scales:
     """The sizes of the observations and rewards of an environment, in bounded memory.
 
-    Args:
-        envs: environments of the group.
-
     Attributes:
         shown: least and largest number per observation key of floats.
     """
@@ -101,11 +94,7 @@ class Scales:
 
 
 class Walk:
-    """Random steps in a group of environments.
-
-    Args:
-        envs: environments of the group.
-    """
+    """Random steps in a group of environments."""
 
     def __init__(self, envs: GroupEnv) -> None:
         self.envs, self._random = envs, np.random.default_rng(0)
@@ -149,11 +138,7 @@ def _digest(obs: Mapping[str, Array], *others: Array) -> str:
 
 
 def examine(config: EnvConfig) -> Examination:
-    """Make an environment, and step the environment for a few seconds.
-
-    Raises:
-        UsageError, EnvironmentFailure: the environment cannot be made, or raised.
-    """
+    """Make an environment and step it for some seconds (UsageError, EnvironmentFailure: not made, or it raised)."""
     with contextlib.closing(make_first(config)) as envs:
         walk = Walk(envs)
         with watched(envs) as precision:

@@ -36,14 +36,11 @@ MEMORY = ("first", "rnn_state")
 ACTION, VALUE, NEXT_STATE = "action", "value", "next_rnn_state"
 TAKEN = (*MEMORY, ACTION, ActorCritic.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
 """Names of inputs and outputs, not available for keys of observations."""
-TAKEN_KEY_PREFIX = "obs."
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
 TOLERANCE = 1e-4  # of logits, values and states, relative to 1 + their size
 MOST_OTHER_ACTIONS = 0.002  # share of checked actions: rounding decides between nearly equal choices
-
 Values = dict[str, Array]
-
 log = logging.getLogger("torch.onnx._internal.exporter._registration")
 """Logger that warns of packages not needed here."""
 
@@ -59,8 +56,7 @@ def export(config: ExportConfig) -> int:
         UsageError: a package or the run is missing, or the file cannot be written.
         ExportError: ONNX cannot express the model, or computes different outputs; no file is left.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
     kind: Any = config.load_checkpoint_kind
     asked = {"policy": config.policy_index, "which": kind, "train_dir": config.train_dir, "trust": config.trust}
@@ -108,12 +104,6 @@ def export_policy(policy: Policy, path: Path) -> Exported:
 class _Network(nn.Module):
     """A copy of a policy as a function of tensors.
 
-    Args:
-        model: model of the policy.
-        spec: spaces of the environment, as arrays.
-        action_space: action space of the environment.
-        has_value: whether the model has learned values.
-
     Attributes:
         keys: key of an observation -> name of the input.
         inputs, outputs: names of inputs and outputs.
@@ -138,8 +128,7 @@ class _Network(nn.Module):
         value = [VALUE] if has_value else []
         self.outputs = (ACTION, model.logits_name, *value, *([NEXT_STATE] if self.has_memory else []))
         self.specs = {key: spec.observations[key] for key in self.keys}
-        self.is_real = np.array(spec.action.is_real)
-        self.squashes = any(spec.action.is_squashed)
+        self.is_real, self.squashes = np.array(spec.action.is_real), any(spec.action.is_squashed)
         self.register_buffer("is_squashed", torch.tensor(spec.action.is_squashed))
         dtype = torch.float32 if spec.action.bins else getattr(torch, spec.action.dtype)
         for name, values in _ranges(spec, action_space).items():
@@ -199,15 +188,15 @@ def _input_names(keys: Sequence[str]) -> dict[str, str]:
     names = {key: key for key in keys}
     for key in keys:
         while names[key] in TAKEN or list(names.values()).count(names[key]) > 1:
-            names[key] = TAKEN_KEY_PREFIX + names[key]
+            names[key] = f"obs.{names[key]}"
     return names
 
 
 def _description(policy: Policy, network: _Network) -> dict[str, Any]:
-    inputs: dict[str, dict[str, Any]] = {}
-    for key, name in network.keys.items():
-        spec = network.specs[key]
-        inputs[name] = {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)}
+    named = ((key, name, network.specs[key]) for key, name in network.keys.items())
+    inputs: dict[str, Any] = {
+        name: {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)} for key, name, spec in named
+    }
     if network.has_memory:
         inputs["first"] = {"dtype": "bool", "shape": []}
         inputs["rnn_state"] = {"dtype": "float32", "shape": [policy.model.rnn_state_size]}
@@ -242,10 +231,7 @@ def _copy(model: ActorCritic) -> ActorCritic:
 
 
 def _keep_weight(module: nn.Module) -> None:
-    """Make a computed weight a plain weight.
-
-    torch's own function would change the original too: copy and original share the class with the computed property.
-    """
+    """Make a computed weight a plain one; torch's own function would change the original too, which has this class."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     module.__class__ = type(module).__bases__[0]
@@ -313,25 +299,18 @@ def _quiet() -> Iterator[None]:
 
 
 def _check(network: _Network, model: ActorCritic, path: Path) -> float:
-    """Compare a file with the model on random observations, step by step; return the largest difference.
-
-    Raises:
-        ExportError: the difference is too large, or actions differ.
-    """
+    """Return the largest difference of file and model on random observations (ExportError: too large)."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    generator = torch.Generator().manual_seed(1)
+    generator, states = torch.Generator().manual_seed(1), Values()
     worst, others = 0.0, 0
-    states: Values = {}
     for _ in range(CHECKED_STEPS):
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
         expected = _compute(network, model, inputs)
-        other = found[ACTION] != expected[ACTION]
-        others += int(other[:, ~network.is_real].any(axis=1).sum())
+        others += int((found[ACTION] != expected[ACTION])[:, ~network.is_real].any(axis=1).sum())
         for outputs in (found, expected):
             outputs[ACTION] = outputs[ACTION][:, network.is_real]
         for name, value in expected.items():

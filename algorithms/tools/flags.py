@@ -17,10 +17,8 @@ from appo.utils.flags import flag, same_flag
 from appo.utils.values import shown
 
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
 """Flags of training that identify a run of a launch; users cannot give them."""
-
 RUNS = "runs, or groups of runs (appo launch makes groups): names in train_dir, or paths; may be the first words"
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -15,13 +14,14 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.algorithms import find_preset
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import flags_by_kind
+from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.folder import find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from appo.algorithms.runtime.memory.plain_state import read_plain
@@ -44,11 +44,11 @@ from appo.utils.run_folder import (
 )
 from appo.utils.values import shown
 
-CHECKPOINT_FILES = r"MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json"
 TEXTS = (PAGE_FILE, CONFIG_FILE)
 """Files with words of the user; checkpoints contain numbers."""
 ALLOWED = re.compile(
-    rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/({CHECKPOINT_FILES})"
+    rf"{'|'.join(map(re.escape, TEXTS))}|replay\.(mp4|gif)|{CHECKPOINTS}\d{{1,4}}/ckpt_\d{{12}}/"
+    r"(MANIFEST\.json|model\.safetensors|optimizer\.safetensors|state\.json)"
 )
 """Names of files to upload or download: text, JSON, safetensors and videos, which cannot run code."""
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'=,(\[])((?:/|~/|[A-Za-z]:\\)[\w.+-]+[/\\][^\s"',)\]]*)""", re.MULTILINE)
@@ -73,7 +73,16 @@ def hub(config: HubConfig) -> int:
         if config.dry_run:
             say(f"dry run: nothing is uploaded{f' to {config.repo}' if config.repo else ''}")
         elif config.repo:
-            _upload(config, folder)
+            api = _library().HfApi()
+            with _reaching_the_hub():
+                api.create_repo(repo_id=config.repo, exist_ok=True, private=config.private)
+                api.upload_folder(
+                    repo_id=config.repo,
+                    folder_path=str(folder),
+                    allow_patterns=names_in(folder),
+                    commit_message="A policy trained by appo",
+                )
+            say(f"uploaded to https://huggingface.co/{config.repo}")
     return 0
 
 
@@ -112,41 +121,26 @@ def names_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-class LastReturns(NamedTuple):
-    """The returns of a policy in the last episodes of training."""
-
-    env_steps: int
-    episodes: int
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, run: SavedRun) -> "LastReturns":
-        """Read the figures from the checkpoint of a run."""
-        state = read_plain(run.files["state.json"])
-        returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]
-        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
-        return cls(int(state["env_steps"]), len(returns), mean, std)
-
-
 def model_card(run: SavedRun, config: HubConfig) -> str:
     """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
-    env, figures = run.config.env.env, LastReturns.of(run)
+    env, state = run.config.env.env, read_plain(run.files["state.json"])
+    returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
+    mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
+    score = f"{mean:.2f} +/- {std:.2f}"
     name = config.repo or run.directory.name
-    code = [text for text in (env, run.config.model.encoder_custom) if ":" in text]
-    names = ", ".join(f"`{text}`" for text in code)
-    own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if code else ""
+    names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
+    own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
     flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
-    versions = " ".join(f"{package} {_version(package)}" for package in ("torch", "gymnasium", "numpy"))
+    versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, run.config.algorithm.name, figures)}
+{_front_matter(env, run.config.algorithm.name, score)}
 ---
 # {env}, learned by asynchronous PPO
 {own}
 | env steps | mean return | over |
 |---|---|---|
-| {figures.env_steps:,} | {figures.mean:.2f} +/- {figures.std:.2f} | the last {figures.episodes} episodes of training |
+| {int(state["env_steps"]):,} | {score} | the last {len(returns)} episodes of training |
 
 The weights are safetensors and JSON: nothing in here is executed when it is loaded.
 
@@ -163,10 +157,9 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, algo: str, figures: LastReturns) -> str:
+def _front_matter(env: str, algo: str, score: str) -> str:
     """Return the metadata of a card; texts are JSON, a subset of YAML."""
     name = json.dumps(env)
-    value = json.dumps(f"{figures.mean:.2f} +/- {figures.std:.2f}")
     return f"""library_name: appo
 tags:
 - deep-reinforcement-learning
@@ -183,7 +176,7 @@ model-index:
       type: {name}
     metrics:
     - type: mean_reward
-      value: {value}
+      value: {json.dumps(score)}
       name: mean_reward
       verified: false"""
 
@@ -197,12 +190,6 @@ def _is_told(config: Config, name: str, value: object) -> bool:
     return name not in (*LOCATION_FLAGS, "experiment") and (differs or name in others)
 
 
-def _version(package: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return "unknown"
-
-
 def _refuse_leaks(folder: Path) -> None:
     """Refuse unknown files, and texts with the path of a folder or the name of this machine (UsageError)."""
     host = socket.gethostname()
@@ -211,25 +198,9 @@ def _refuse_leaks(folder: Path) -> None:
     for name in names_in(folder):
         if not ALLOWED.fullmatch(name):
             raise UsageError(f"{shown(name)} is no file of a policy: nothing is uploaded")
-        if name not in TEXTS:
-            continue
-        text = (folder / name).read_text(encoding="utf-8")
-        found = [*ABSOLUTE_PATH.findall(text), *(machine.findall(text) if machine else ())]
-        if found:
+        text = (folder / name).read_text(encoding="utf-8") if name in TEXTS else ""
+        if found := [*ABSOLUTE_PATH.findall(text), *(machine.findall(text) if machine else ())]:
             raise UsageError(f"{name} would give away {shown(found[0])}: change that flag, nothing is uploaded")
-
-
-def _upload(config: HubConfig, folder: Path) -> None:
-    api = _library().HfApi()
-    with _reaching_the_hub():
-        api.create_repo(repo_id=config.repo, exist_ok=True, private=config.private)
-        api.upload_folder(
-            repo_id=config.repo,
-            folder_path=str(folder),
-            allow_patterns=names_in(folder),
-            commit_message="A policy trained by appo",
-        )
-    say(f"uploaded to https://huggingface.co/{config.repo}")
 
 
 def _download(config: HubConfig) -> int:
@@ -250,9 +221,8 @@ def _download(config: HubConfig) -> int:
         return 0
     Path(config.train_dir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
-        folder = Path(temporary, name)
+        folder, place = Path(temporary, name), Path(temporary, "fetched")
         for file in wanted:
-            place = Path(temporary, "fetched")
             with _reaching_the_hub():
                 library.hf_hub_download(config.download, file, local_dir=str(place))
             _keep(place, file, folder / file)
@@ -278,18 +248,12 @@ def _keep(place: Path, file: str, target: Path) -> None:
 
 
 def _examine(folder: Path) -> str:
-    """Read everything that playing reads; return remarks.
-
-    Raises:
-        UsageError: the flags are invalid.
-        CheckpointError: a checkpoint is damaged or inconsistent.
-    """
+    """Read what playing reads; return remarks (UsageError: invalid flags; CheckpointError: a damaged checkpoint)."""
     flags = saved_flags(folder)
     asks = uses(flags, PLAYED)
     if not uses(flags, LOOKED_AT):  # flags of a stranger's algorithm are unknown
         Config.from_saved(flags)
-    parents = RunFolder(folder).checkpoint_folders()
-    if not parents:
+    if not (parents := RunFolder(folder).checkpoint_folders()):
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:
         checkpoint_files.load(parent, check=decode, limit=LIMIT)

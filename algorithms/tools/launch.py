@@ -43,10 +43,6 @@ class Job(NamedTuple):
 def launch(config: LaunchConfig, words: Sequence[str]) -> int:
     """Train all runs; return 0 if every run succeeded, else 1.
 
-    Args:
-        config: flags of the launch.
-        words: command line of training, for all runs.
-
     Raises:
         UsageError: a setting is wrong; no run is started.
         Interrupted: a signal arrived; the runs have saved.
@@ -56,15 +52,19 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
         for job in jobs:
             say(f"appo {shlex.join(job.words)}")
         return 0
-    _make(config.folder)
+    if is_run(config.folder):
+        raise UsageError(f"--name: {shown(str(config.folder))} is a run, and no folder of runs")
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {shown(str(config.folder))}: {error.strerror}") from None
     try:
         codes = _train_all(jobs, config)
     except StopNow:
         return Interrupted.exit_code
     for line in results(jobs, config.folder):
         say(line)
-    failed = [name for name, code in codes.items() if code]
-    if failed:
+    if failed := [name for name, code in codes.items() if code]:
         say(f"{len(failed)} of {len(jobs)} runs failed: {' '.join(failed)}")
     return int(bool(failed))
 
@@ -84,11 +84,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 
 
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
-    """Return all runs, seed by seed, so every setting has an early result.
-
-    Raises:
-        UsageError: a flag or a value of the grid is wrong, or flags contradict each other.
-    """
+    """Return all runs, seed by seed, so every setting has an early result (UsageError: wrong flags)."""
     jobs = []
     flags = flag_table(algorithm_of({"algo": word_of(words, "algo")})).flags
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
@@ -173,15 +169,6 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
 def log_of(folder: Path, name: str) -> Path:
     """Return the file of the output of a run, in a folder beside the runs."""
     return RunFolder(folder).logs / f"{name}.log"
-
-
-def _make(folder: Path) -> None:
-    if is_run(folder):
-        raise UsageError(f"--name: {shown(str(folder))} is a run, and no folder of runs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make {shown(str(folder))}: {error.strerror}") from None
 
 
 def _line(folder: Path, name: str, code: int) -> str:

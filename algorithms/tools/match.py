@@ -66,11 +66,7 @@ class Score(NamedTuple):
 
 
 class InUnitsOfEnv:
-    """Acts like a player, with actions in the units of the environment.
-
-    Args:
-        player: player with actions in other units.
-    """
+    """Acts like a player, with actions in the units of the environment."""
 
     def __init__(self, player: Player) -> None:
         self._player, self._units = player, ActionUnits(player.spec.action)
@@ -116,7 +112,10 @@ def match(config: MatchConfig) -> int:
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
         runs = find_side(config.a, config.policy_a, config), find_side(config.b, config.policy_b, config)
-        _refuse_equal(runs)
+        a, b = runs
+        if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
+            names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
+            raise UsageError(f"A and B have the same weights, and a match against itself says nothing: {names}")
         env_steps, differences = _play(runs, config, seed)
     score = score_of(differences)
     say(_as_json(runs, env_steps, seed, score) if config.json else _summary(runs, env_steps, seed, score))
@@ -124,11 +123,7 @@ def match(config: MatchConfig) -> int:
 
 
 def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
-    """Find the run and the checkpoint named by a word of the command line.
-
-    Raises:
-        UsageError, CheckpointError: the run or checkpoint is missing.
-    """
+    """Find run and checkpoint that a word of the command line names (UsageError, CheckpointError: missing)."""
     name, colon, which = text.rpartition(":")
     if not colon or not (which in KINDS or which.isdecimal()):
         name, which = text, "latest"
@@ -150,23 +145,11 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
-    """Return the run with the checkpoint of any kind nearest to a number of env steps.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used.
-    """
+    """Return the run with the checkpoint nearest to a number of env steps (CheckpointError: it cannot be used)."""
     folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
     kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
-
-
-def _refuse_equal(runs: tuple[SavedRun, SavedRun]) -> None:
-    """Refuse a match of a policy against itself, also through different names, kinds or links (UsageError)."""
-    a, b = runs
-    if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:
-        names = " and ".join(dict.fromkeys(f"{shown(run.directory.name)} {run.checkpoint.name}" for run in runs))
-        raise UsageError(f"A and B have the same weights, and a match against itself says nothing: {names}")
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:
@@ -181,13 +164,11 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         _check_alike(runs, spec)
         # With equal seeds, two equal policies would play mirrored games.
         seeds = np.random.SeedSequence(seed).generate_state(2)
-        specs = [spec if alike else _as_played(run, spec) for run in runs]
-        together = zip(runs, specs, seeds, strict=True)
+        together = zip(runs, [spec if alike else _as_played(run, spec) for run in runs], seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
         players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
         pair = PairOfPlayers(players[0], players[1], spec.num_agents)
-        differences = list(_differences(pair, play(envs, pair, flags, seed)))
-        return [steps for _, steps in loaded], differences
+        return [steps for _, steps in loaded], list(_differences(pair, play(envs, pair, flags, seed)))
     finally:
         envs.close()
 
@@ -227,11 +208,7 @@ def _in_its_units(config: EnvConfig) -> EnvConfig:
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
-    """Return the environment as seen by the policies of a run, perhaps in units of the run.
-
-    Raises:
-        UsageError: each agent has its own bounds, so common units do not exist.
-    """
+    """Return the environment as policies of a run see it, perhaps in own units (UsageError: no common units)."""
     if not any(spec.action.is_real):
         return spec
     own = make_alone(run.config.env)
@@ -249,17 +226,12 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
 
 
 def score_of(differences: Sequence[float]) -> Score:
-    """Return the score for the differences of the episodes.
-
-    Raises:
-        UsageError: no episode had agents of both sides.
-    """
+    """Return the score for the differences of the episodes (UsageError: no episode had agents of both sides)."""
     if not differences:
         raise UsageError("in no episode agents of both sides took part")
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     draws = len(differences) - wins - losses
-    mean = Mean(statistics.fmean(differences), *bootstrap_interval(differences))
-    points = wins + draws / 2
+    mean, points = Mean(statistics.fmean(differences), *bootstrap_interval(differences)), wins + draws / 2
     win_rate = Mean(points / len(differences), *wilson_interval(points, len(differences)))
     return Score(mean, win_rate, wins, draws, losses)
 

@@ -9,21 +9,14 @@ from appo.utils.errors import UsageError
 from appo.utils.values import shown
 
 FLAG = "--print_config"
-
 FORMATS = ("toml", "json")
 
 
 def asked_format(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the format of `--print_config`, empty without the flag, and the other words.
-
-    Raises:
-        UsageError: the format is unknown.
-    """
-    asked = [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]
-    if not asked:
+    """Return the format of `--print_config`, empty without the flag, and the other words (UsageError: unknown)."""
+    if not (asked := [word for word in argv if underscored([word])[0].partition("=")[0] == FLAG]):
         return "", list(argv)
-    wanted = asked[-1].partition("=")[2] or FORMATS[0]
-    if wanted not in FORMATS:
+    if (wanted := asked[-1].partition("=")[2] or FORMATS[0]) not in FORMATS:
         raise UsageError(f"{FLAG}={shown(wanted)} is not one of {', '.join(FORMATS)}")
     return wanted, [word for word in argv if word not in asked]
 

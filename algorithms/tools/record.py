@@ -17,7 +17,7 @@ from appo.algorithms.datasets.writer import DatasetWriter, require_pyarrow
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.player import Player, load_player
+from appo.algorithms.playing.player import load_player
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.runtime.memory.arena import Array
@@ -33,7 +33,6 @@ from appo.utils.system import machine
 from appo.utils.values import json_text, shown
 
 CHUNK_STEPS = 64  # of all environments, between two searches for whole episodes
-
 Act = Callable[[dict[str, Array], BoolArray], dict[str, Array]]
 """Function from observations [R, *] and starts of episodes [R] to "action" [R, A] and more columns [R, *] by name."""
 
@@ -61,7 +60,12 @@ def record(config: RecordConfig) -> int:
         raise UsageError(f"--output: there is a dataset {shown(config.output)} already")
     machine.limit_threads(1)
     seed = config.seed if config.seed is not None else secrets.randbits(32)
-    run = _find_run(config) if config.run else None
+    run = None
+    if config.run:
+        run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), _evaluation(config))
+        if not run.config.env.env:
+            name = shown(run.folder.path.name)
+            raise UsageError(f"run {name} has learned from datasets: name its environment with --env")
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
     envs = make_group(replace(env, env_vectorization="python"), config.num_envs)
     with contextlib.closing(envs):
@@ -74,14 +78,6 @@ def record(config: RecordConfig) -> int:
         done = _play(envs, act, config, about, seed)
     say(_report(done, as_json=config.json))
     return 0
-
-
-def _find_run(config: RecordConfig) -> SavedRun:
-    folder = RunFolder(find_run(config.run, Path(config.train_dir)))
-    found = load_run(folder, _evaluation(config))
-    if not found.config.env.env:
-        raise UsageError(f"run {shown(folder.path.name)} has learned from datasets: name its environment with --env")
-    return found
 
 
 def _evaluation(config: RecordConfig) -> EvaluationConfig:
@@ -122,11 +118,9 @@ def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
     """
     spec, rows, length = envs.spec, envs.num_rows, CHUNK_STEPS
     obs = {key: np.zeros((length + 1, rows, *one.shape), one.dtype) for key, one in spec.observations.items()}
-    first = np.ones((length + 1, rows), np.bool_)
-    reward = np.zeros((length, rows), np.float32)
+    first, reward = np.ones((length + 1, rows), np.bool_), np.zeros((length, rows), np.float32)
     terminated, truncated = np.zeros((2, length, rows), np.bool_)
-    num_frames = np.zeros(rows, np.int32)
-    num_envs = rows // spec.num_agents
+    num_frames, num_envs = np.zeros(rows, np.int32), rows // spec.num_agents
     envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(num_envs)], _at(obs, 0))
     while True:
         chosen: dict[str, list[Array]] = {}
@@ -157,18 +151,15 @@ def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: 
     player.random = policy.random(seed, rows)
     version = np.full(rows, int(read_plain(run.files["state.json"])["version"]), np.int64)
 
+    @torch.inference_mode()
     def act(obs: dict[str, Array], first: BoolArray) -> dict[str, Array]:
-        return _choose(player, obs, first, greedy=config.deterministic) | {POLICY_VERSION: version}
+        tensors = {key: torch.from_numpy(value).to(player.device) for key, value in obs.items()}
+        inputs = tensors, torch.from_numpy(first).to(player.device), player.rnn_state
+        found, player.rnn_state = policy.act(*inputs, None, player.random, greedy=config.deterministic)
+        kept = {name: values.cpu().numpy() for name, values in found.items() if name in ("action", *THOUGHTS)}
+        return kept | {POLICY_VERSION: version}
 
     return act
-
-
-@torch.inference_mode()
-def _choose(player: Player, obs: dict[str, Array], first: BoolArray, *, greedy: bool) -> dict[str, Array]:
-    tensors = {key: torch.from_numpy(value).to(player.device) for key, value in obs.items()}
-    starts = torch.from_numpy(first).to(player.device)
-    found, player.rnn_state = player.policy.act(tensors, starts, player.rnn_state, None, player.random, greedy=greedy)
-    return {name: values.cpu().numpy() for name, values in found.items() if name in ("action", *THOUGHTS)}
 
 
 def _random_actions(spec: EnvSpec, seed: int) -> Act:
@@ -180,10 +171,9 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
         mask = torch.from_numpy(obs[MASK_KEY]).flatten(1) > 0 if MASK_KEY in obs else None
         policy = ActionDistribution(spec.action.parts, logits, mask)
         action = policy.sample(generator)
-        thought = {"logits": logits, "log_prob": policy.log_prob(action)}
-        return {name: values.numpy() for name, values in (("action", action), *thought.items())} | {
-            POLICY_VERSION: np.zeros(len(first), np.int64)
-        }
+        found = {"action": action, "logits": logits, "log_prob": policy.log_prob(action)}
+        version = np.zeros(len(first), np.int64)
+        return {name: values.numpy() for name, values in found.items()} | {POLICY_VERSION: version}
 
     return act
 
@@ -191,9 +181,9 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
 def _report(done: Recording, *, as_json: bool) -> str:
     writer, mean = done.writer, sum(done.returns) / max(1, len(done.returns))
     if as_json:
-        figures = {"dataset": str(writer.folder), "episodes": writer.episodes, "steps": writer.steps}
+        written = {"episodes": writer.episodes, "steps": writer.steps, "parts": writer.parts, "mean_return": mean}
         dropped = {"dropped_episodes": done.dropped_episodes, "dropped_steps": done.dropped_steps}
-        return json_text({**figures, "parts": writer.parts, "mean_return": mean, **dropped})
+        return json_text({"dataset": str(writer.folder), **written, **dropped})
     left_out = f"{done.dropped_episodes} episodes of {done.dropped_steps} steps had no end and are left out"
     return (
         f"{shown(str(writer.folder))}: {writer.episodes} episodes, {writer.steps} steps, in {writer.parts} parts; mean"

@@ -65,9 +65,9 @@ def replay(config: ReplayConfig) -> int:
         raise UsageError(
             f"{shown(config.incident)} cannot be repeated: {incident.num_steps} steps were too many to keep them"
         )
-    render_mode = "human" if config.render else None
-    if incident.seeds and render_mode:
+    if incident.seeds and config.render:
         raise UsageError("a vector of environments cannot be shown")
+    render_mode = "human" if config.render else None
     say(f"incident: {incident.message} ({_when(incident, incident.num_steps)}, seed {incident.seed})")
     if incident.ended_process:
         outcome = repeat_apart(incident, env, render_mode, config.hang_seconds)
@@ -84,22 +84,15 @@ def replay(config: ReplayConfig) -> int:
 
 
 def _require_trust(config: ReplayConfig, incident: Incident) -> None:
-    """Refuse code of a stranger: the environment needs `--trust`, or equal flags in a run marked by the user.
-
-    Raises:
-        UsageError: the environment may not be made; the message lists the code.
-    """
+    """Refuse code of a stranger, unless trusted or named by a run with the mark of the user (UsageError lists it)."""
     path = Path(config.incident).absolute()
     run = RunFolder(path.parent.parent)
-    is_of_run = run.incidents == path.parent
-    if is_of_run:
+    if is_of_run := run.incidents == path.parent:
         keep_out_of(run.path)
-    used = [] if config.trust else uses(incident.flags, PLAYED)
-    if not used:
+    if config.trust or not (used := uses(incident.flags, PLAYED)):
         return
     content = run.read_config() if is_of_run else {}
-    alike = all(content.get(name) == value for name, value in incident.flags.items())
-    if not (alike and is_marked(content)):
+    if any(content.get(name) != value for name, value in incident.flags.items()) or not is_marked(content):
         raise UsageError(
             f"{shown(config.incident)} is of no run of yours, and would use {', '.join(used)}: --trust if you know"
             " where it comes from"
@@ -136,11 +129,7 @@ def repeat(
 
 
 def repeat_apart(incident: Incident, config: EnvConfig, render_mode: str | None, hang_seconds: float) -> Outcome:
-    """Repeat an incident that ended or stopped the process, in another process.
-
-    Raises:
-        UsageError: see `repeat`.
-    """
+    """Repeat an incident that ended or stopped the process, in another process (UsageError: see `repeat`)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_repeat_there, args=(theirs, incident, config, render_mode), daemon=False)
@@ -179,7 +168,9 @@ def _repeat_there(pipe: Connection, incident: Incident, config: EnvConfig, rende
 
 def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Generator[int, None, None]:
     """Repeat the actions of one environment; yield the number of each step before the step."""
-    spec, number = _spec(config), 0
+    # The spec comes from a second environment: the search for masks takes a reset.
+    with contextlib.closing(make_group(replace(config, env_vectorization="python"), 1)) as group:
+        spec, number = group.spec, 0
     actions, recorder = _actions(incident, spec, spec.num_agents), EpisodeRecorder(spec.num_agents)
     env, row = make_single(config, render_mode), step_row(spec, spec.num_agents)
     with contextlib.closing(loop_over([lambda: env], name=config.env, spec=spec)) as loop:
@@ -217,12 +208,6 @@ def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, No
 def _when(incident: Incident, num_steps: int) -> str:
     places = {"step": f"in step {num_steps}", "reset": f"in the reset after {num_steps} steps", "init": "when made"}
     return places.get(incident.place, f"in its {incident.place}")
-
-
-def _spec(config: EnvConfig) -> EnvSpec:
-    """Return the spec from a second environment: the search for masks takes a reset."""
-    with contextlib.closing(make_group(replace(config, env_vectorization="python"), 1)) as group:
-        return group.spec
 
 
 def _actions(incident: Incident, spec: EnvSpec, rows: int) -> Array:

@@ -16,8 +16,6 @@ from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.values import shown
 
-UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
 
 class Group(NamedTuple):
     """A line about a group of runs: numbers of runs by state, and the best return."""
@@ -33,11 +31,7 @@ class Group(NamedTuple):
 
 
 def list_runs(config: RunsConfig) -> int:
-    """Print the runs and groups of a folder, or the named runs, last active first; return the exit code.
-
-    Raises:
-        UsageError: a folder or run is missing or cannot be read.
-    """
+    """Print runs and groups of a folder, or the named runs, last active first; return the exit code (UsageError)."""
     folder = Path(config.train_dir, config.experiments_root)
     if config.runs:
         runs, groups = _named(find_runs(config.runs, folder)), dict[str, list[RunSummary]]()
@@ -114,7 +108,7 @@ def _columns(rows: Sequence[Sequence[str]], num_words: int) -> list[str]:
 
 def age(seconds: float) -> str:
     """Return a duration in the largest unit that fits."""
-    for size, unit in UNITS:
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"

@@ -38,13 +38,8 @@ LEAST = os.terminal_size((12, 2))  # smallest terminal that shows anything
 
 
 def top(config: TopConfig) -> int:
-    """Show runs until their end or Ctrl-C; return the exit code.
-
-    Raises:
-        UsageError: a run is missing.
-    """
-    directories = _directories(config)
-    watched = read_each(directories, lambda _, directory: ObservedRun.of(directory))
+    """Show runs until their end or Ctrl-C; return the exit code (UsageError: a run is missing)."""
+    watched = read_each(_directories(config), lambda _, directory: ObservedRun.of(directory))
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
         for one in watched:
@@ -58,16 +53,11 @@ def top(config: TopConfig) -> int:
 
 
 class ObservedRun:
-    """A run as seen in the run's files, whatever the files contain.
-
-    Args:
-        directory: directory of the run.
-    """
+    """A run as seen in the run's files, whatever the files contain."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.folder = directory, RunFolder(directory)
-        self._traces = ReturnTraces()
-        self._read_bytes = 0
+        self._traces, self._read_bytes = ReturnTraces(), 0
         self._found: RunSummary | None = None
 
     @classmethod
@@ -126,8 +116,7 @@ def _directories(config: TopConfig) -> dict[str, Path]:
     group = Path(config.train_dir, config.experiments_root)
     if config.experiment:
         return find_runs(config.experiment, group)
-    found = [(run.active, path) for path in runs_in(group) if (run := summary(path)) is not None]
-    if not found:
+    if not (found := [(run.active, path) for path in runs_in(group) if (run := summary(path)) is not None]):
         raise UsageError(f"there is no run in {shown(str(group))}: --train_dir names the folder of all runs")
     _, path = max(found)
     return {path.name: path}

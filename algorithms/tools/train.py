@@ -17,11 +17,12 @@ def train(argv: Sequence[str]) -> int:
     wanted, argv = asked_format(argv)
     config, origins = resolve(parse_train_flags(argv))
     if wanted:
-        from appo.algorithms.run.defaults import origins_in
+        from appo.algorithms.run.defaults import ORIGIN, chosen_in
         from appo.algorithms.run.tuning.measure import resolve_defaults
 
         found = resolve_defaults(config)
-        print_and_exit(format_flags(found, origins | origins_in(found, config.undecided), wanted))
+        origins |= dict.fromkeys(chosen_in(found, config.undecided), ORIGIN)
+        print_and_exit(format_flags(found, origins, wanted))
     if config.logging.log_format != "json":
         for line in describe(config.to_flat(), origins):
             say(line)

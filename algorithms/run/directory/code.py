@@ -25,13 +25,10 @@ from appo.utils.errors import PACKAGE
 from appo.utils.run_folder import RunFolder, append_json_line, open_own, own_folder, replace_own
 
 log = logging.getLogger(__name__)
-
 NAMED_IN_WORKERS = ("algo", "encoder_custom", "policy_mapping", "callbacks", "input", "postprocess_inputs")
 """Flags with values `package.module:Name`, which worker processes look up."""
-
 NAMED = ("env", *NAMED_IN_WORKERS, "custom_summaries")
 """All flags with such values."""
-
 GIT_SECONDS = 5.0  # for one command, in a repository that may be huge
 MOST_BYTES = 8 << 20  # of a diff that is kept
 
@@ -115,11 +112,7 @@ def _new_files(root: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 class CodeWatch:
-    """Examines the code in a thread while the start waits for other things.
-
-    Args:
-        places: folders of code.
-    """
+    """Examines the code in a thread while the start waits for other things."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self._places, self._environment = places, dict(os.environ)

@@ -9,12 +9,7 @@ from pathlib import Path
 from appo.algorithms.run.folder import MARK, MEASURED
 from appo.utils.errors import ResourceError
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
-from appo.utils.run_folder import (
-    RunFolder,
-    append_json_line,
-    open_own,
-    write_json_atomic,
-)
+from appo.utils.run_folder import RunFolder, append_json_line, open_own, write_json_atomic
 from appo.utils.values import is_number
 
 log = logging.getLogger(__name__)

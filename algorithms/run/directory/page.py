@@ -23,18 +23,12 @@ from appo.utils.system.devices import choose_device
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
-
 PLOT_SECONDS = 3.0  # after which drawing is given up
 SHORTEST_RUN_SECONDS = 5.0  # that is worth a picture, which takes a second
 
 
 def leave_page(config: Config, *, with_curve: bool) -> None:
-    """Write the page and, for a finished run, draw the curve; a failure costs one line in the log.
-
-    Args:
-        config: configuration of the run.
-        with_curve: whether to draw the curve.
-    """
+    """Write the page and, for a finished run, draw the curve; a failure costs one line in the log."""
     directory = config.run.run_directory
     try:
         if with_curve and config.logging.plot:
@@ -54,18 +48,16 @@ def page(directory: Path, config: Config) -> str:
     flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
     name = shlex.quote(f"--experiment={config.run.experiment}")
     location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
-    curve = [f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []
-    table = [f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()]
     return "\n".join(
         [
             f"# {found.name}",
             "",
             f"{config.run.algo} on `{shown(config.env.env or 'datasets')}`; {found.state}: {_escape(found.reason)}.",
             "",
-            *curve,
+            *([f"![learning curve]({CURVE_FILE})", ""] if folder.curve.is_file() else []),
             "| | |",
             "|---|---|",
-            *table,
+            *[f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()],
             "",
             "The same again, from the start:",
             "",
@@ -85,8 +77,7 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """Return the shortest command that trains with the same flags; see `words_of_flags`."""
-    known = flag_table(str(flags.get("algo", DEFAULT))).flags
-    names = [name for name in known if name not in ("env", *LOCATION)]
+    names = [name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in ("env", *LOCATION)]
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
@@ -104,8 +95,7 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Return the names of flags that differ from the env's preset, else from its kind of observation or the default."""
     algo = str(flags.get("algo", DEFAULT))
-    known = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo))
-    by_preset = known or by_kind
+    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo)) or by_kind
     usual = {name: _plain(flag.default) for name, flag in flag_table(algo).flags.items()}
     usual |= {name: _plain(value) for name, value in by_preset.items()}
     return [name for name in names if flags[name] != usual[name]]
@@ -129,19 +119,21 @@ def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, o
         rows["env steps per second"] = short_number(found.env_steps / seconds)
     if is_number(ratio) and ratio > 0:
         rows["of the machine's limit"] = f"{ratio:.0%}"
+    versions = (f"{package} {version_of(package) or '(not installed)'}" for package in ("appo", "torch", "gymnasium"))
     rows |= {
         "seed": words_of(flags["seed"]),
         "machine": f"{machine.processor_name()}, {machine.available_cores()} cores",
+        "versions": ", ".join(versions),
     }
-    rows["versions"] = ", ".join(f"{package} {_version(package)}" for package in ("appo", "torch", "gymnasium"))
     return {key: _escape(value) for key, value in rows.items() if value is not None}
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "(not installed)"
+        return None
 
 
 def _escape(text: str) -> str:

@@ -16,16 +16,10 @@ from appo.utils.directories import make_durable, sync_directory
 from appo.utils.errors import UsageError
 from appo.utils.lock import RunLock
 from appo.utils.log_files import tail
-from appo.utils.run_folder import (
-    RunFolder,
-    own_folder,
-)
+from appo.utils.run_folder import RunFolder, own_folder
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
-LAST_LINES = 20
-"""Lines of each log that are logged when the folder of a run that never began is removed."""
 
 
 @contextlib.contextmanager
@@ -47,7 +41,8 @@ def lock_run_folder(
         ResourceError: the file system has no locks.
     """
     with old_run_out_of_the_way(directory, behavior, begun):
-        made = _missing_folders(directory)
+        parents = (directory, *directory.parents)
+        made = list(itertools.takewhile(lambda path: not os.path.lexists(path), parents))  # the innermost first
         try:
             if unnamed:
                 directory = _make_unnamed(directory)
@@ -64,11 +59,6 @@ def lock_run_folder(
             finally:
                 if (made or unnamed) and not (begun() or any(run.incidents.glob("*"))):
                     _remove_made([directory, *made[1:]])
-
-
-def _missing_folders(directory: Path) -> list[Path]:
-    """Return the missing folders on the path of a run, the innermost first."""
-    return list(itertools.takewhile(lambda path: not os.path.lexists(path), (directory, *directory.parents)))
 
 
 def _make_unnamed(directory: Path) -> Path:
@@ -99,7 +89,7 @@ def _remove_made(made: Sequence[Path]) -> None:
 
 def _say_last_lines(directory: Path) -> None:
     for path in sorted(RunFolder(directory).logs.glob("*.log")):
-        if lines := tail(path, LAST_LINES):
+        if lines := tail(path, 20):
             log.info("%s had said, before its folder was removed:\n%s", path.stem, "\n".join(lines))
 
 
@@ -123,8 +113,10 @@ def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], b
         )
     with RunLock(run.lock):
         # A crash while files are removed leaves no run that looks whole; see `remove_old`.
-        hidden = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
-        aside = _unused_name(directory) if behavior == "restart" else hidden
+        aside = directory.with_name(f".removed-{directory.name}-{secrets.token_hex(4)}")
+        if behavior == "restart":
+            numbered_names = (directory.with_name(f"{directory.name}.bak{number}") for number in itertools.count(1))
+            aside = next(path for path in numbered_names if not os.path.lexists(path))
         try:
             os.rename(directory, aside)
         except OSError as error:
@@ -165,13 +157,6 @@ def remove_old(directory: Path) -> None:
         log.info("the old run in %s is removed", directory)
 
 
-def _unused_name(directory: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := directory.with_name(f"{directory.name}.bak{number}")):
-        number += 1
-    return aside
-
-
 def refuse_unwritable(directory: Path) -> None:
     """Refuse a folder with a file or folder that cannot be read or written (UsageError), before training."""
     run = RunFolder(directory)
@@ -208,11 +193,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def _walk(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield every path below a folder with its stat; links are not followed, vanishing files are skipped.
-
-    Raises:
-        UsageError: a folder cannot be read.
-    """
+    """Yield every path below a folder with its stat, without following links (UsageError: an unreadable folder)."""
     waiting = [directory]
     while waiting:
         folder = waiting.pop()

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, Self
 
 from appo.algorithms.run.config import Config
@@ -41,7 +42,6 @@ THREADS_EXPONENT = 0.7
 # Environments of a plan by the number whose agents fill a macro batch with one trajectory each. Twice as many make
 # larger forward passes; fewer are for scarce memory.
 SHARES = (1.0, 2.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32)
-
 Curve = tuple[tuple[int, float], ...]
 """Seconds by a count, in rising order."""
 NOTHING: Curve = ((1, 0.0),)
@@ -66,11 +66,7 @@ class Costs:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Make costs of their `plain` form, before or after JSON.
-
-        Raises:
-            KeyError, TypeError, ValueError: the form is wrong.
-        """
+        """Make costs of their `plain` form, before or after JSON (KeyError, TypeError, ValueError: a wrong form)."""
         curves = {name: tuple((int(n), float(s)) for n, s in plain[name]) for name in ("env", "act", "learn")}
         if not all(curves.values()):
             raise ValueError("a curve without a point")
@@ -146,7 +142,9 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
     hand_over = HAND_OVER_SECONDS / (rollout * rows)
     sample = step / rows + hand_over
     reliable = RELIABLE if plan.num_workers >= cores else RELIABLE_FEW
-    total, preempted = learn * plan.learner_threads + hand_over, _preempted_seconds(learn, plan, cores)
+    # Actors lose seconds per sample to learner threads on the same cores.
+    crowding = max(0.0, (plan.num_workers + plan.learner_threads) / cores - 1) if plan.num_workers < cores else 0.0
+    total, preempted = learn * plan.learner_threads + hand_over, plan.num_workers * learn * crowding
     if plan.placement == "local":
         sample += act
         limits = [reliable * plan.num_workers / (sample + preempted)]
@@ -156,23 +154,15 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         forward = at(costs.act, batch)
         sample += ROUND_TRIP_SECONDS / 2 / rows
         act = forward / batch + ROUND_TRIP_SECONDS / 2 / rows
-        members = policies * config.sampling.policy_workers_per_policy
-        cycle = step + forward + ROUND_TRIP_SECONDS
         limits = [
             reliable * plan.num_workers / (sample + preempted),
-            RELIABLE * members / act,
-            RELIABLE * groups * rows / cycle,
+            RELIABLE * policies * config.sampling.policy_workers_per_policy / act,
+            RELIABLE * groups * rows / (step + forward + ROUND_TRIP_SECONDS),
         ]
         total += act
     total += sample
     learner = RELIABLE_LEARNER * policies / (learn + hand_over)
     return min(learner, *limits, cores / total)
-
-
-def _preempted_seconds(learn: float, plan: Sampling, cores: int) -> float:
-    """Return the seconds per sample that actors lose to learner threads on the same cores."""
-    crowding = (plan.num_workers + plan.learner_threads) / cores - 1
-    return plan.num_workers * learn * max(0.0, crowding) if plan.num_workers < cores else 0.0
 
 
 def choose(
@@ -252,10 +242,10 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     learn = with_threads(costs.learn, sampling.learner_threads)
     if not sampling.num_workers:
         threads = f"{sampling.learner_threads} learner thread{'s' * (sampling.learner_threads > 1)}"
-        return f"learn {_microseconds(learn)}/sample -> no actors, {threads}, {predicted}"
+        return f"learn {in_unit(learn)}/sample -> no actors, {threads}, {predicted}"
     envs = sampling.num_envs_per_worker // sampling.num_splits
     env, act = at(costs.env, envs) / envs, at(costs.act, envs * num_agents) / envs / num_agents
-    measured = f"env {_microseconds(env)}, act {_microseconds(act)}, learn {_microseconds(learn)}/sample"
+    measured = f"env {in_unit(env)}, act {in_unit(act)}, learn {in_unit(learn)}/sample"
     groups = f" in {sampling.num_splits} groups" * (sampling.num_splits > 1)
     agents = f" of {num_agents} agents" * (num_agents > 1)
     threads = f", {sampling.learner_threads} learner threads" * (sampling.learner_threads > 1)
@@ -266,9 +256,9 @@ def report(costs: Costs, plan: Plan, num_agents: int = 1) -> str:
     return f"{measured} -> {workers}, {predicted}"
 
 
-def _microseconds(seconds: float) -> str:
-    units = ((1.0, "s"), (1e-3, "ms"))
-    unit, name = next(((unit, name) for unit, name in units if seconds >= unit), (1e-6, "us"))
+def in_unit(seconds: float) -> str:
+    """Return seconds in s, ms or us."""
+    unit, name = next(((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms")) if seconds >= unit), (1e-6, "us"))
     return f"{seconds / unit:.3g} {name}"
 
 
@@ -292,13 +282,11 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
             continue
         halves = placement == "central" and not s.num_envs_per_worker % 2
         splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
-        for num_workers in _counts(s.num_workers, cores):
-            for num_splits in splits:
-                for threads in _counts(s.learner_main_loop_num_cores, thread_limit(cores)):
-                    for share in SHARES:
-                        given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
-                        plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
-                        yield replace(_part(plan, given, share), learner_threads=threads)
+        workers, threads = _counts(s.num_workers, cores), _counts(s.learner_main_loop_num_cores, thread_limit(cores))
+        for num_workers, num_splits, learner_threads, share in product(workers, splits, threads, SHARES):
+            given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
+            plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
+            yield replace(_part(plan, given, share), learner_threads=learner_threads)
 
 
 def thread_limit(cores: int) -> int:

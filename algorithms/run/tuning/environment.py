@@ -41,12 +41,7 @@ class Making(NamedTuple):
 
 
 class GroupTimer:
-    """An actor with one group that takes random actions.
-
-    Args:
-        config: configuration of the run.
-        envs: environments of the group, reset here.
-    """
+    """An actor with one group that takes random actions."""
 
     def __init__(self, config: Config, envs: GroupEnv) -> None:
         self.spec, self.rows = envs.spec, envs.num_rows

@@ -32,17 +32,12 @@ from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.system.usage import OtherPrograms
 
 log = logging.getLogger(__name__)
-
 BUDGET_SECONDS = 2.0
-
 COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
 """Limit for making a second environment: seconds, or a multiple of the time of the first one."""
-
 BUSY_SHARE = 0.15
 """Share of the cores' time taken by other programs; a third of a core on two cores."""
-
 SLOW: Curve = ((1, BUDGET_SECONDS),)
-
 Inquire = Callable[[Callable[..., None], tuple[object, ...]], Inquiry]
 """Makes an inquiry of a target and its arguments."""
 
@@ -95,8 +90,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
         EnvironmentFailure, WorkerError: environment or model cannot be made.
         Interrupted: a signal arrived meanwhile.
     """
-    timeout_seconds = config.sampling.reset_timeout_seconds
-    plays = config.algorithm.needs_actors
+    timeout_seconds, plays = config.sampling.reset_timeout_seconds, config.algorithm.needs_actors
     asked = time.monotonic()
     with ask_environment(measure_environment, (config, plays and cores > 0)) as environment:
         spec = require_answer(environment.answer(timeout_seconds))
@@ -114,8 +108,7 @@ def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, 
             if not cores:
                 return found
             deadline, others = begin + BUDGET_SECONDS, OtherPrograms()
-            training = _network_costs(network.answer_by(deadline))
-            if training is None:
+            if (training := _network_costs(network.answer_by(deadline))) is None:
                 return found._replace(seconds=time.monotonic() - begin)
             stepping = SteppingCosts() if plays else SteppingCosts(NOTHING)
             if plays and not is_lost:

@@ -68,10 +68,6 @@ def probe(config: Config) -> Probe:
 class NetworkTimer:
     """The model at work, as in a policy worker and a learner.
 
-    Args:
-        config: configuration of the run.
-        spec: spaces of the environment.
-
     Attributes:
         descriptions: memory of each policy's model, and initial state of its learner.
         columns: columns of the largest minibatch that was timed.
@@ -194,8 +190,7 @@ class NetworkTimer:
     def update(self, columns: int) -> Callable[[], None]:
         """Return a function that trains from a slot of that many trajectories to new weights, like a learner."""
         learning = self.config.learning
-        size = columns * learning.rollout
-        one_step = learning.one_update(size)
+        one_step = learning.one_update(columns * learning.rollout)
         sampling = replace(self.config.sampling, max_policy_lag=NEVER)
         alone, quiet = PopulationConfig(), LoggingConfig()
         config = replace(self.config, learning=one_step, sampling=sampling, population=alone, logging=quiet)

@@ -36,8 +36,7 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     sampling = blueprint.config.sampling
     groups = []
     on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
-    env = blueprint.config.env.as_trained
-    names = blueprint.config.logging.callbacks
+    env, names = blueprint.config.env.as_trained, blueprint.config.logging.callbacks
     hooks = Hooks.make(names, blueprint.config.to_flat(), address.index) if names else None
     matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
     for index in blueprint.topology.groups_of(address.index):
@@ -148,8 +147,7 @@ class Blueprint(RunPlan):
 
     def make_further(self, plan: ProcessPlan, address: Address, others: Mapping[Address, Worker]) -> Worker:
         """Make a worker of a role that the algorithm declares."""
-        own = (*self.topology.further, *self.topology.apart)
-        number = [role.name for role, _ in own].index(address.role)
+        number = [role.name for role, _ in (*self.topology.further, *self.topology.apart)].index(address.role)
         seeds = self.seeds("further", number, address.index, address.member, plan.generation)
         context = self.context(address.index, self.device_of(address.facts), seeds, plan.arena)
         return self.algorithm.make_worker(address, context, self.trajectories(plan.arena, address.index), others)

@@ -41,12 +41,7 @@ def make_policy_worker(
 
 
 def _policy_worker(
-    blueprint: RunPlan,
-    arena: Arena,
-    address: Address,
-    device: Device,
-    generation: int,
-    flat: FlatModule | None,
+    blueprint: RunPlan, arena: Arena, address: Address, device: Device, generation: int, flat: FlatModule | None
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     life = [generation] * (generation > 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, value_at
@@ -14,31 +14,20 @@ from appo.utils.errors import UsageError
 from appo.utils.metrics import duration, short_number
 from appo.utils.values import json_text, shown
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the shortest run
-
-
-class Row(NamedTuple):
-    """A line of the table: a value per run, None for a missing value."""
-
-    name: str
-    values: Sequence[Any]
+Rows = Mapping[str, Sequence[Any]]
+"""Lines of a table: name -> a value per run, None for a missing value."""
 
 
 def compare(config: CompareConfig) -> int:
-    """Print the differences of runs; return the exit code.
-
-    Raises:
-        UsageError: a run is missing or cannot be read.
-    """
+    """Print the differences of runs; return the exit code (UsageError: a run is missing or cannot be read)."""
     directories = find_runs(config.runs, Path(config.train_dir, config.experiments_root))
     if len(directories) < 2:
         raise UsageError(f"appo compare needs two runs or more, got {len(directories)}")
     found = read_each(directories, read_run)
     sections = comparison(found)
     if config.json:
-        tables = {title: {row.name: row.values for row in rows} for title, rows in sections.items()}
         settings = [setting._asdict() for setting in settings_of(found)]
-        say(json_text({"runs": [run.name for run in found], **tables, "settings": settings}))
+        say(json_text({"runs": [run.name for run in found], **sections, "settings": settings}))
     else:
         say("\n".join(_text([run.name for run in found], sections)))
         if lines := sweep_table(found):
@@ -46,51 +35,45 @@ def compare(config: CompareConfig) -> int:
     return 0
 
 
-def comparison(runs: Sequence[ComparedRun]) -> dict[str, list[Row]]:
+def comparison(runs: Sequence[ComparedRun]) -> dict[str, Rows]:
     """Return tables by title: differing flags, results, returns at equal env steps, returns after equal hours."""
     return {
-        "flags": [
-            Row(name, [run.flags.get(name) for run in runs]) for name in differing_flags([run.flags for run in runs])
-        ],
-        "results": [
-            Row("state", [run.state for run in runs]),
-            *(Row(name, [figure(run.curve) if run.curve else None for run in runs]) for name, figure in RESULTS),
-        ],
+        "flags": {name: [r.flags.get(name) for r in runs] for name in differing_flags([r.flags for r in runs])},
+        "results": {
+            "state": [run.state for run in runs],
+            **{name: [figure(run.curve) if run.curve else None for run in runs] for name, figure in RESULTS},
+        },
         "return_at_env_steps": _at_equal(runs, "env_steps"),
         "return_at_hours": _at_equal(runs, "hours"),
     }
 
 
-def _throughput(curve: Sequence[Point]) -> float | None:
-    return curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None
-
-
 RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
     ("env_steps", lambda curve: curve[-1].env_steps),
     ("hours", lambda curve: curve[-1].hours),
-    ("env_steps_per_second", _throughput),
+    ("env_steps_per_second", lambda curve: curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None),
     ("final_return", lambda curve: curve[-1].value),
     ("best_return", lambda curve: max(point.value for point in curve)),
 )
 
 
-def _at_equal(runs: Sequence[ComparedRun], axis: Axis) -> list[Row]:
+def _at_equal(runs: Sequence[ComparedRun], axis: Axis) -> Rows:
     """Return a row for each position on the axis that all runs have reached."""
     ends = [run.curve[-1].at(axis) for run in runs if run.curve]
     if len(ends) < 2:
-        return []
-    positions = [share * min(ends) for share in SHARES]
-    return [Row(repr(position), [value_at(run.curve, axis, position) for run in runs]) for position in positions]
+        return {}
+    positions = [share * min(ends) for share in (0.1, 0.25, 0.5, 0.75, 1.0)]
+    return {repr(position): [value_at(run.curve, axis, position) for run in runs] for position in positions}
 
 
-def _text(names: Sequence[str], sections: Mapping[str, Sequence[Row]]) -> list[str]:
+def _text(names: Sequence[str], sections: Mapping[str, Rows]) -> list[str]:
     """Return the tables as text, one below the other in common columns."""
     titles = {"flags": "flags that differ", "results": "", "return_at_env_steps": "mean return after env steps"}
     rows: list[tuple[str, ...]] = [("", *(shown(name) for name in names))]
     for title, content in sections.items():
         heading = titles.get(title, "mean return after")
         rows += [("",), (heading,)] if heading and content else [("",)] if content else []
-        rows += [(_label(title, row.name), *(_cell(title, row.name, value) for value in row.values)) for row in content]
+        rows += [(_label(title, name), *(_cell(title, name, x) for x in values)) for name, values in content.items()]
     whole = [row for row in rows if len(row) > 1]
     widths = [max(len(row[column]) for row in whole) for column in range(len(names) + 1)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

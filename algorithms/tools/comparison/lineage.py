@@ -10,9 +10,6 @@ from appo.utils.values import is_number, shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INCHES_PER_LANE = 0.45
-PANEL_INCHES = 1.2
-
 
 def describe(events: Sequence[Event]) -> list[str]:
     """Return a line for every copy and mutation, and a summary."""
@@ -48,27 +45,22 @@ def draw_lineage(events: Sequence[Event]) -> "Figure":
 
     done = [event for event in events if event.state != "taken back"]
     policies = sorted({event.policy for event in done} | {event.source for event in done})
-    names = _changing_names(done)
-    heights = [INCHES_PER_LANE * len(policies) + 0.8, *(PANEL_INCHES for _ in names)]
+    values = [pair for event in done for pair in numbers_of(event.after).items()]
+    names = [name for name in dict(values) if len({value for own, value in values if own == name}) > 1]  # that change
+    heights = [0.45 * len(policies) + 0.8, *(1.2 for _ in names)]  # inches
     figure = Figure(figsize=(9, sum(heights) + 0.6), dpi=110)
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)
     colors = {policy: f"C{i % 10}" for i, policy in enumerate(policies)}
     _lanes(axes[0][0], done, policies, colors)
     for axis, name in zip(axes[1:, 0], names, strict=True):
         _curves(axis, done, name, colors)
+    for axis in axes[:, 0]:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.01)
     axes[-1][0].set_xlabel("env steps of the policy")
     axes[-1][0].xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.tight_layout()
     return figure
-
-
-def _changing_names(events: Sequence[Event]) -> list[str]:
-    """Return the names of numbers that differ between events."""
-    seen: dict[str, set[float]] = {}
-    for event in events:
-        for name, value in numbers_of(event.after).items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
 
 
 def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: Mapping[int, str]) -> None:
@@ -92,8 +84,6 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
     axis.set_yticks(list(lanes.values()), [f"policy {policy}" for policy in lanes])
     axis.set_ylim(-len(lanes) + 0.4, 0.6)
     axis.set_title("who copied whom (arrows, with the score of the copied), and who mutated (dots)", fontsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.margins(x=0.01)
 
 
 def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, str]) -> None:
@@ -113,5 +103,3 @@ def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, 
         axis.set_yscale("log")
     axis.set_ylabel(name, fontsize=8)
     axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.margins(x=0.01)

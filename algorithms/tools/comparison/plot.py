@@ -30,10 +30,11 @@ from appo.utils.values import printable, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ENDS = ("train_for_seconds", "train_until_return", "keep_checkpoints")
 ASIDE = {
     *LOCATION_FLAGS,
-    *ENDS,
+    "train_for_seconds",
+    "train_until_return",
+    "keep_checkpoints",
     "seed",
     *FLAGS_BY_PART["logging"],
     *(n for n in FLAGS_BY_PART["run"] if n.startswith("save_")),
@@ -51,8 +52,6 @@ COLOURS = (
     "#000000",
 )  # distinguishable for colour-blind readers
 MOST_IN_LABEL = 2
-NAMES = {"env_steps": "env steps", "hours": "hours"}
-
 Array = NDArray[np.float64]
 
 
@@ -100,8 +99,7 @@ def _plot_lineage(config: PlotConfig, root: Path) -> int:
     if len(config.runs) > 1:
         raise UsageError(f"--lineage draws one run, not {len(config.runs)}")
     run = find_run(config.runs[0], root)
-    events = read_events(run)
-    if not events:
+    if not (events := read_events(run)):
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")
     for line in describe(events):
         say(line)
@@ -125,8 +123,7 @@ def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
     names = [name for name in differing_flags([group[0].flags for group in groups]) if name not in ASIDE]
     labels: dict[str, list[RunCurve]] = {}
     for group in groups:
-        label = _label(group, names)
-        name = group[0].name
+        label, name = _label(group, names), group[0].name
         more = (f"{label} ({name}, {number})" for number in count(2))
         free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
         labels[free] = group
@@ -157,11 +154,7 @@ def interquartile_mean(values: Array) -> Array:
 
 
 def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> None:
-    """Write the picture.
-
-    Raises:
-        UsageError: matplotlib is missing, or the file cannot be written.
-    """
+    """Write the picture (UsageError: matplotlib is missing, or the file cannot be written)."""
     _require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -173,7 +166,7 @@ def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> No
         _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
     envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
     axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)
-    axes.set_xlabel(NAMES[axis])
+    axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("mean return")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -204,8 +197,7 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, lab
 
 def _label(group: Sequence[RunCurve], names: Sequence[str]) -> str:
     """Return the differing flags of a group, and the meaning of the line."""
-    flags = group[0].flags
-    parts = [f"{name}={words_of(flags.get(name))}" for name in names[:MOST_IN_LABEL]]
+    parts = [f"{name}={words_of(group[0].flags.get(name))}" for name in names[:MOST_IN_LABEL]]
     if len(names) > MOST_IN_LABEL:
         parts.append(f"+ {len(names) - MOST_IN_LABEL} more")
     if len(group) == 1:

@@ -15,7 +15,6 @@ from appo.utils.values import shown
 
 LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
 """Flags that differ between any two runs."""
-
 Read = TypeVar("Read")
 
 
@@ -38,11 +37,7 @@ class ComparedRun(NamedTuple):
 
 
 def read_each(directories: Mapping[str, Path], read: Callable[[str, Path], Read]) -> list[Read]:
-    """Read runs by name and folder; leave out unreadable runs with a warning.
-
-    Raises:
-        AppoError, OSError: no run can be read; the first error.
-    """
+    """Read runs by name and folder; leave out unreadable runs with a warning (the first error if none can be read)."""
     found, failed = [], dict[str, AppoError | OSError]()
     for name, directory in directories.items():
         try:

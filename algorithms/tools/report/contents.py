@@ -3,6 +3,7 @@
 Metrics are sampled, videos have a size limit, and lists have a maximal length.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,6 @@ MOST_EVENTS = 400  # of the end of a lineage
 MOST_VIDEOS = 24
 VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
 MIB = 1 << 20
-
 Figures = Mapping[str, Sequence[Point]]
 
 
@@ -91,11 +91,7 @@ class ReportedRun:
 
 
 def read(directory: Path, films: "Films") -> ReportedRun:
-    """Read the folder of a run.
-
-    Raises:
-        UsageError: the run cannot be read.
-    """
+    """Read the folder of a run (UsageError: the run cannot be read)."""
     folder, found = RunFolder(directory), summary(directory)
     if found is None:
         raise UsageError(f"{shown(str(directory))} is no run any more")
@@ -154,15 +150,11 @@ def _events(directory: Path) -> list[Event]:
     except UsageError as error:
         complain(f"warning: the lineage of {shown(directory.name)} is left out: {error}\n")
         return []
-    events = [e for e in found if all(is_number(getattr(e, name)) for name in numbers)]
-    return events[-MOST_EVENTS:]
+    return [e for e in found if all(is_number(getattr(e, name)) for name in numbers)][-MOST_EVENTS:]
 
 
 class Films:
     """Reads videos of evaluations up to the size limit of a page.
-
-    Args:
-        most_bytes: limit of all videos together.
 
     Attributes:
         left_out: number of videos that did not fit.
@@ -178,23 +170,17 @@ class Films:
         by_policy: dict[int, list[tuple[int, str]]] = {}
         for match in named:
             by_policy.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
-        wanted = [(policy, *max(films)) for policy, films in sorted(by_policy.items())]
-        wanted += [(policy, *min(films)) for policy, films in sorted(by_policy.items()) if len(films) > 1]
-        videos = [v for policy, steps, name in wanted if (v := self._read(folder.videos / name, policy, steps))]
-        return sorted(videos)
+        policies = sorted(by_policy.items())
+        wanted = dict.fromkeys((policy, *pick(films)) for pick in (max, min) for policy, films in policies)
+        return sorted(v for policy, steps, name in wanted if (v := self._read(folder.videos / name, policy, steps)))
 
     def _read(self, path: Path, policy: int, env_steps: int) -> Video | None:
         """Read a video; return None if the file is no video, unreadable or too large."""
-        try:
-            with open_own(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > self._most_bytes or self._count == MOST_VIDEOS:
-                    self.left_out += 1
-                    return None
+        content = b""
+        with contextlib.suppress(OSError), open_own(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= self._most_bytes and self._count < MOST_VIDEOS:
                 content = file.read(size)
-        except OSError:
-            self.left_out += 1
-            return None
         if content[4:8] != b"ftyp":  # the signature of MP4
             self.left_out += 1
             return None

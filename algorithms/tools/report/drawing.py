@@ -7,7 +7,7 @@ import numpy as np
 
 from appo.algorithms.run.summary import RETURN
 from appo.algorithms.runtime.monitor.curves import Axis, Point
-from appo.algorithms.tools.comparison.plot import Band, RunCurve, band_of, group_runs
+from appo.algorithms.tools.comparison.plot import RunCurve, band_of, group_runs
 from appo.algorithms.tools.report.contents import FIGURES, ReportedRun
 
 COLOURS = 8  # of curves, in page.css
@@ -71,13 +71,13 @@ def _bands(group: Sequence[RunCurve], number: int) -> dict[str, Any] | None:
     points = [curve.points for curve in group if len(curve.points) > 1]
     if len(points) < 2:
         return None
-    found = {axis: band_of(points, axis) for axis in ("env_steps", "hours")}
-    plain = {axis: _plain_band(band) for axis, band in found.items() if band is not None}
+    axes: Sequence[Axis] = ("env_steps", "hours")
+    plain: dict[str, Any] = {
+        axis: {name: [_rounded(v) for v in np.asarray(values)] for name, values in band._asdict().items()}
+        for axis in axes
+        if (band := band_of(points, axis)) is not None
+    }
     return {"group": number, "colour": number % COLOURS, **plain} if plain else None
-
-
-def _plain_band(band: Band) -> dict[str, list[float]]:
-    return {name: [_rounded(v) for v in np.asarray(values)] for name, values in band._asdict().items()}
 
 
 def _columns(points: Sequence[Point]) -> list[list[float]]:

@@ -23,15 +23,9 @@ from appo.utils.errors import UsageError
 from appo.utils.files import replaced_when_whole
 from appo.utils.values import shown
 
-HERE = Path(__file__).parent
-
 
 def report(config: ReportConfig) -> int:
-    """Write the page; return the exit code.
-
-    Raises:
-        UsageError: a run is missing or unreadable, or the file cannot be written.
-    """
+    """Write the page; return the exit code (UsageError: a run is missing or unreadable, or the file not writable)."""
     path = Path(config.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--output={shown(config.output)}: the page is HTML, and its name ends in .html")
@@ -53,7 +47,7 @@ def report(config: ReportConfig) -> int:
 
 def page(runs: Sequence[ReportedRun], axis: Axis) -> str:
     """Return the page with style, script, curves and videos."""
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     drawn = drawing(runs, axis)
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; media-src data:"
     return f"""<!DOCTYPE html>

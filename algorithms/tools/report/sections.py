@@ -57,13 +57,7 @@ def safe(value: object) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
-    """Return a table.
-
-    Args:
-        head: titles of the columns, as HTML.
-        rows: cells below the titles, as HTML.
-        kinds: CSS class of each column.
-    """
+    """Return a table from titles and cells as HTML, and the CSS class of each column."""
     top = "".join(f'<th class="{kind}">{word}</th>' for word, kind in zip(head, kinds, strict=True))
     cells = ((f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)) for row in rows)
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
@@ -177,8 +171,7 @@ def _flags(runs: Sequence[ReportedRun]) -> str:
         (run,) = runs
         title, columns, heads = "Flags that are not as by default", [run.flags, run.defaults], ["value", "default"]
         none = "All flags are as by default."
-    names = [name for name in differing_flags(columns) if name != "seed" or len(runs) > 1]
-    if not names:
+    if not (names := [name for name in differing_flags(columns) if name != "seed" or len(runs) > 1]):
         return f'<h2>{title}</h2>\n<p class="soft">{none}</p>'
     rows = ([safe(name), *(safe(words_of(flags.get(name))) for flags in columns)] for name in names[:MOST_FLAGS])
     more = f'<p class="soft">and {len(names) - MOST_FLAGS} more</p>' if len(names) > MOST_FLAGS else ""
@@ -201,11 +194,9 @@ def _commands(runs: Sequence[ReportedRun]) -> str:
 
 
 def _machine(runs: Sequence[ReportedRun]) -> str:
-    cards = [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]
-    if not cards:
+    if not (cards := [card for run in runs if (card := _machine_of(run, several=len(runs) > 1))]):
         return ""
-    beside = chr(10).join(cards)
-    return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{beside}\n</div>'
+    return f'<h2>Machine and limit</h2>\n<div class="{"grid" if len(runs) > 1 else ""}">\n{chr(10).join(cards)}\n</div>'
 
 
 def _machine_of(run: ReportedRun, *, several: bool) -> str:
@@ -272,7 +263,7 @@ def _drawn_events(events: Sequence[Event]) -> str:
     policies = sorted({event.policy for event in done} | {event.source for event in done})[:MOST_LANES]
     lanes = {policy: 16 + LANE * i for i, policy in enumerate(policies)}
     end = max((max(event.env_steps, event.source_env_steps) for event in done), default=0) or 1
-    height = LANE * len(lanes) + 26
+    height, radius = LANE * len(lanes) + 26, {"copy": 4.5, "mutation": 3}
 
     def x(env_steps: float) -> float:
         return EDGE + (WIDTH - EDGE - 20) * env_steps / end
@@ -289,13 +280,12 @@ def _drawn_events(events: Sequence[Event]) -> str:
         if event.kind == "copy":
             start = f"M{x(event.source_env_steps):.1f} {lanes[event.source]}"
             parts.append(f'<path class="copy c{number}" d="{start}L{at:.1f} {lane}"/>')
-            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="4.5"/>')
-        elif event.kind == "mutation":
-            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="3"/>')
-    parts.append(f'<text x="{EDGE}" y="{height - 4}">0</text>')
-    parts.append(
-        f'<text x="{WIDTH - 20}" y="{height - 4}" text-anchor="end">{short_number(end)} env steps of the policy</text>'
-    )
+        if event.kind in radius:
+            parts.append(f'<circle class="event c{number}" cx="{at:.1f}" cy="{lane}" r="{radius[event.kind]}"/>')
+    parts += [
+        f'<text x="{EDGE}" y="{height - 4}">0</text>',
+        f'<text x="{WIDTH - 20}" y="{height - 4}" text-anchor="end">{short_number(end)} env steps of the policy</text>',
+    ]
     said = "\n".join(safe(line) for line in islice(reversed(describe(events)), MOST_LINES))
     return (
         f'<p class="soft">Who copied whom (a line to the copier, with a large dot), and who mutated (small dots).</p>'

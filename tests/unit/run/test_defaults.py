@@ -20,7 +20,6 @@ from appo.algorithms.run.defaults import (
     chosen_in,
     completed,
     flags_by_kind,
-    origins_in,
     told,
 )
 from appo.algorithms.run.directory.journal import journal
@@ -216,7 +215,7 @@ def test_what_is_given_wins_each_by_itself() -> None:
     assert found.learning.learning_rate == 1e-4  # its default, but given
     assert (found.model.nonlinearity, found.model.encoder_mlp_layers, found.learning.gamma) == ("relu", (8,), 0.5)
     assert (found.model.use_rnn, found.learning.ppo_epochs) == (False, NUMBERS["ppo_epochs"])
-    origins |= origins_in(found, config.undecided)
+    origins |= dict.fromkeys(chosen_in(found, config.undecided), ORIGIN)
     assert {name for name, origin in origins.items() if origin == ORIGIN} == NUMBERS.keys() - {
         "learning_rate",
         "encoder_mlp_layers",

@@ -147,7 +147,7 @@ def test_this_installation_and_machine_are_in_order() -> None:
 
 
 def test_a_missing_package_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "safetensors" else "1.0")
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "safetensors" else "1.0")
     monkeypatch.setattr(doctor, "IMPORTED", ("no_such_module",))
     bad = [(finding.name, finding.text) for finding in of_installation() if finding.state == "bad"]
     assert bad == [

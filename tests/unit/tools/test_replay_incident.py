@@ -166,9 +166,6 @@ def test_numbers_come_again_in_the_units_of_the_run(
     with pytest.raises(EnvironmentFailure, match=f"fell at {place:.6f}"):
         collect(make_group(config, 1, on_failure=failing), 1, [0], lambda obs: np.array([[stored]], np.float32))
     path = tmp_path / "env_actor_0_0.json"
-    if flags.get("action_scaling") == "off":  # as a version of before has written it
-        of_before = {name: value for name, value in Incident.read(path).flags.items() if not name.startswith("action_")}
-        changed(path, flags=of_before)
     assert replay(ReplayConfig(str(path), trust=True)) == 0
     said = f"{__name__}:Ledge raised ValueError: fell at {place:.6f}"
     assert capsys.readouterr().out.splitlines()[-1] == f"reproduced: {said} (in step 1)"
