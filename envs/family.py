@@ -11,11 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from appo.envs.config import EnvConfig
+
 if TYPE_CHECKING:
     import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
+    from gymnasium.envs.registration import EnvSpec
 
-    from appo.envs.config import EnvConfig
+    AnyEnv = gymnasium.Env[Any, Any]
+    Registration = EnvSpec
+else:
+    AnyEnv = Registration = Any
 
 Preset = dict[str, object]
 """Flag -> value."""
@@ -116,9 +121,7 @@ class Adapter(Protocol):
 
     FAMILY: Family
 
-    def make_single(
-        self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]
-    ) -> gymnasium.Env[Any, Any]:
+    def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
         """Make one environment; `arguments` are the arguments of --env_kwargs and of rendering."""
         ...
 

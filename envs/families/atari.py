@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appo.envs.family import MANY_STEPS, PIXELS, Family, FamilyPreset
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration
 from appo.utils.errors import UsageError
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "Atari",
@@ -109,7 +104,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     return {name: value for name, value in defaults.items() if name not in config.env_kwargs} | ours
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one game behind gymnasium's wrappers.
 
     Raises:

@@ -6,18 +6,13 @@ action; the step returns the first observation of the next episode and a reward 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from appo.envs.config import EnvConfig
 from appo.envs.families.envpool.tasks import counts_frames, task_modules
-from appo.envs.family import MANY_STEPS, PIXELS, Family
+from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, Registration
 from appo.utils.errors import UsageError
 from appo.utils.values import nearest
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "envpool",
@@ -52,12 +47,12 @@ def registration(task: str) -> Registration:
     Raises:
         UsageError: envpool has no such environment.
     """
-    from gymnasium.envs.registration import EnvSpec as Registration
+    from gymnasium.envs.registration import EnvSpec
 
     tasks = task_modules()
     if task not in tasks:
         raise UsageError(f"envpool has no environment {task or 'without a name'}{nearest(task, tasks, 3)}")
-    return Registration(
+    return EnvSpec(
         id=f"envpool/{task.replace('/', '.')}",
         entry_point="appo.envs.families.envpool.pool:PoolEnv",
         vector_entry_point="appo.envs.families.envpool.pool:PoolVector",
@@ -89,7 +84,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     return arguments
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one environment, which can be drawn.
 
     Raises:

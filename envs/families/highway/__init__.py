@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appo.envs.family import MLP, Family, FamilyPreset
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
+from appo.envs.config import EnvConfig
+from appo.envs.family import MLP, AnyEnv, Family, FamilyPreset, Registration
 
 NAMES = r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*"
 
@@ -48,7 +43,7 @@ FAMILY = Family(
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one road."""
     from appo.envs.families.highway.drawing import DrawnInMemory
     from appo.envs.wrappers.making import make_with_flags

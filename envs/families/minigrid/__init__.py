@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appo.envs.family import MANY_STEPS, Family, FamilyPreset
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, AnyEnv, Family, FamilyPreset, Registration
 from appo.utils.errors import UsageError
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "MiniGrid",
@@ -61,7 +56,7 @@ FAMILY = Family(
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one grid world.
 
     Raises:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appo.envs.family import MANY_STEPS, WEIGHT, Family, FamilyPreset
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, WEIGHT, AnyEnv, Family, FamilyPreset, Registration
 
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
@@ -75,7 +70,7 @@ FAMILY = Family(
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one game, rendered at the engine's smallest resolution that covers the size in the flags.
 
     Raises:
@@ -88,5 +83,5 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     usual = {"screen_resolution": smallest_resolution(width, height), "frame_skip": FRAME_SKIP}
     flags = {"frame_skip": config.env_frameskip, "max_episode_steps": config.horizon}
     arguments = usual | arguments | {name: value for name, value in flags.items() if value is not None}
-    env: gymnasium.Env[Any, Any] = DoomObservations(make_registered(registration, **arguments), width, height)
+    env: AnyEnv = DoomObservations(make_registered(registration, **arguments), width, height)
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
