@@ -118,22 +118,11 @@ class MultiAgentLoop(PythonLoop):
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         ended = [not plays for one in self._rosters for plays in one.playing] if self._masks else ()
-        for at, failure in self._odd(row, ended).items():
-            if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
-                failed[index] = self._envs.forgive(index, failure, self._num_steps)
-        for index in list(failed):
-            self._begin_anew(index, failed.pop(index), row, reports)  # an error left here would hold the environment
+        for index in self._replace_failed(failed, self._odd(row, ended), row):
+            for at in range(index * self.spec.num_agents, (index + 1) * self.spec.num_agents):
+                reports.pop(at, None)
         self._inside[0] = NOBODY
         return [EpisodeStats(at, report) for at, report in reports.items()]
-
-    def _begin_anew(self, index: int, failure: EnvironmentFailure, row: StepRow, reports: Reports) -> None:
-        """Make an environment again, as if the step only began an episode of all agents."""
-        self._replace(index, failure, row.obs)
-        rows = self._rows(index)
-        row.first[rows], row.reward[rows] = True, 0.0
-        row.terminated[rows] = row.truncated[rows] = self._ended[index] = False
-        for at in range(rows.start, rows.stop):
-            reports.pop(at, None)
 
     def _write(self, index: int, said: Said, row: StepRow, reports: Reports) -> None:
         """Write a step of one environment."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -35,10 +35,6 @@ from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 from appo.utils.timing import RESET, clock
 from appo.utils.tracebacks import format_error
 
-if TYPE_CHECKING:
-    pass
-
-
 log = logging.getLogger(__name__)
 
 SingleEnv = gymnasium.Env[Any, Any]
@@ -47,9 +43,7 @@ Begun = tuple[Any, Any]
 """The first observation of an episode and the info; of several agents, lists of both."""
 
 PERIOD_STEPS = 1000
-
 IN_A_ROW = 3
-
 LINE_SECONDS = 10.0
 
 
@@ -305,14 +299,3 @@ class EnvSet:
         self._has_shown_cause = self._has_shown_cause or cause is not None  # a failure may have none
         log.warning("env %d is made again: %s%s", index, failure, more, exc_info=cause)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
-
-
-class ShapedRows:
-    """Base of what steps an `EnvSet`: finds the environment and the agent of a row."""
-
-    spec: EnvSpec
-    _envs: EnvSet
-
-    def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
-        """Set the coefficients of a row's reward."""
-        self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)
