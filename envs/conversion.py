@@ -111,8 +111,7 @@ class ActionUnits:
         values = np.clip(action, self._low, self._high).astype(np.float64, copy=False)
         if self._squashed.size:
             values[:, self._squashed] = np.tanh(values[:, self._squashed])
-        scaled: Array = values * self._scale + self._shift
-        return scaled
+        return values * self._scale + self._shift
 
 
 class ActionConverter:
@@ -138,8 +137,7 @@ class ActionConverter:
 
     def rows(self, action: Array) -> Sequence[Any]:
         """R actions of the single space: Python ints for Discrete, arrays, tuples or dicts otherwise."""
-        rows: Sequence[Any] = self._split(self.batch(action))
-        return rows
+        return self._split(self.batch(action))
 
 
 def _batch_converter(space: Space, begin: int) -> tuple[BatchConverter, int]:
@@ -321,8 +319,7 @@ class ObservationWriter:
 
 
 def _as_array(value: Any) -> Array:
-    array: Array = np.asarray(value)
-    return array
+    return np.asarray(value)
 
 
 def _row_of_parts(batch: Any, row: Any) -> Any:

@@ -59,14 +59,6 @@ class Ending(NamedTuple):
     message: str
     traceback: str
 
-    def bounded(self) -> Ending:
-        """Return an ending with long texts shortened in the middle: messages of environments have any length."""
-        return Ending(*(_bounded(text, most) for text, most in zip(self, (200, 10_000, 100_000), strict=True)))
-
-
-def _bounded(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
-
 
 @dataclass(frozen=True)
 class Incident:
@@ -94,19 +86,6 @@ class Incident:
     seeds: list[Any]
     traceback: str
     ended_process: bool
-
-    @classmethod
-    def of(cls, flags: Mapping[str, object], index: int, failure: EnvironmentFailure, story: Story) -> Self:
-        """Make the incident of a failure."""
-        trace = "".join(traceback.format_exception(failure.__cause__ or failure))
-        how = Ending(error_name(failure), str(failure), trace).bounded()
-        return cls(flags=dict(flags), index=index, ended_process=False, **how._asdict(), **_plain(story._asdict()))
-
-    @classmethod
-    def of_process(cls, flags: Mapping[str, object], index: int, ending: Ending, story: Story) -> Self:
-        """Make the incident of a process that ended, or had to be ended, in the code of an environment."""
-        how = ending.bounded()
-        return cls(flags=dict(flags), index=index, ended_process=True, **how._asdict(), **_plain(story._asdict()))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -146,21 +125,28 @@ class IncidentFolder:
     def write(self, index: int, failure: EnvironmentFailure, story: Story) -> None:
         """Write what led an environment to fail."""
         self._due = time.monotonic() + INTERVAL_SECONDS
-        self._write(Incident.of(self.flags, index, failure, story))
+        trace = "".join(traceback.format_exception(failure.__cause__ or failure))
+        self._write(index, Ending(error_name(failure), str(failure), trace), story, ended_process=False)
 
     def write_of_process(self, index: int, ending: Ending, story: Story) -> Path | None:
         """Write what led an environment to end its process; the file."""
-        return self._write(Incident.of_process(self.flags, index, ending, story))
+        return self._write(index, ending, story, ended_process=True)
 
-    def _write(self, incident: Incident) -> Path | None:
-        """A disk that is full costs only the incident."""
+    def _write(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
+        """Write an incident, with long texts shortened in the middle; a disk that is full costs only the incident."""
+        bounds = zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
+        how: dict[str, Any] = {
+            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}" for (k, t), most in bounds
+        }
+        told = _plain(story._asdict())
+        incident = Incident(flags=dict(self.flags), index=index, ended_process=ended_process, **how, **told)
         try:
             with own_folder(self.path, make=True) as folder:
                 path = self.path / self._new_name()
                 write_json_atomic(path, asdict(incident), durable=False, indent=None)
                 self._remove_oldest(folder)
         except (OSError, ValueError) as error:
-            log.warning("what led to a failure of env %d is not kept: %s", incident.index, error)
+            log.warning("what led to a failure of env %d is not kept: %s", index, error)
             return None
         return path
 

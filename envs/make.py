@@ -97,7 +97,10 @@ def make_group(
         EnvironmentFailure: code of the environment raised.
     """
     target = _resolve(config.env)
-    _check_flags_of_families(config)
+    for family in FAMILIES:
+        for flag in family.flags:
+            if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
+                raise UsageError(f"--{flag}={getattr(config, flag)} is for {family.name} only, not for {config.env}")
     if _is_native(config, target):
         return _native_group(config, target, num_envs, spec, on_failure)
     try:
@@ -310,18 +313,17 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
     """Return whether the native vector exists, can do what the flags ask, and so steps the envs."""
+    has_vector = vector_only = is_vector_only(config)
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
-    else:
-        has_vector = is_vector_only(config)
     if config.env_vectorization == "native" and not has_vector:
         raise UsageError(f"{config.env} has no vector entry point (--env_vectorization=native)")
-    if config.env_vectorization == "python" and is_vector_only(config):
+    if config.env_vectorization == "python" and vector_only:
         raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
     if not has_vector or config.env_vectorization == "python":
         return False
-    if config.env_vectorization == "native" or is_vector_only(config):
+    if config.env_vectorization == "native" or vector_only:
         _require_able(config, target)
     return not _unmet_by_vector(config, target)
 
@@ -390,14 +392,6 @@ def _adapter(target: Registration | Factory) -> Adapter | None:
         return None
     names = (target.id, str(target.entry_point))
     return next((adapter for family, adapter in FAMILIES.items() if adapter and family.is_adapted(*names)), None)
-
-
-def _check_flags_of_families(config: EnvConfig) -> None:
-    """Refuse flags that only another family understands (UsageError)."""
-    for family in FAMILIES:
-        for flag in family.flags:
-            if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
-                raise UsageError(f"--{flag}={getattr(config, flag)} is for {family.name} only, not for {config.env}")
 
 
 @contextmanager

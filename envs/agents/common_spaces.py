@@ -62,9 +62,11 @@ class CommonSpaces:
         mapped = _mapped(action_spaces) if scaled and differ else None
         self._translations = [_translation(own, mapped) if differ else _same for own in action_spaces]
         self.differ = differ or any(own != self.observation_space for own in observation_spaces)
-        self.has_ids = ids and self.differ and not _has_id(self.observation_space)
+        common = self.observation_space
+        parts = dict(common.spaces) if isinstance(common, spaces.Dict) else {SINGLE_KEY: common}
+        self.has_ids = ids and self.differ and AGENT_ID not in parts
         if self.has_ids:
-            self.observation_space = _with_id(self.observation_space, len(agents))
+            self.observation_space = spaces.Dict({**parts, AGENT_ID: spaces.Discrete(len(agents))})
         self.masks: list[Array] | None = None
         if differ and isinstance(self.action_space, spaces.Discrete):
             choices, sizes = np.arange(self.action_space.n), [space.n for space in _of(spaces.Discrete, action_spaces)]
@@ -94,15 +96,6 @@ class CommonSpaces:
                 return mask  # whoever checks its size says so
             allowed[: own.size] = allowed_by(own)
         return allowed
-
-
-def _has_id(space: Space) -> bool:
-    return isinstance(space, spaces.Dict) and AGENT_ID in space.spaces
-
-
-def _with_id(space: Space, count: int) -> spaces.Dict:
-    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
-    return spaces.Dict({**parts, AGENT_ID: spaces.Discrete(count)})
 
 
 def _of(kind: type[T], own: Sequence[Space]) -> list[T]:

@@ -18,11 +18,10 @@ from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.loop.env_set import RAISE, OnFailure
 from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
-from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
+from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, layers, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
 from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
 from appo.envs.vectors.recorder import VectorRecorder
-from appo.envs.wrappers.making import layers
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
 from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, UsageError
@@ -123,8 +122,8 @@ class GymVector:
             ends = self._write_outcome(row, reward, terminated, truncated)
             if infos or self._counts_frames:
                 self._write_frames(row, infos)
-            # Before a reset of ours: a vector may hand out one info again and again.
-            episodes = self._episodes(infos) if ends and infos else ()
+            # Before a reset of ours: a vector may hand out one info again and again. SAME_STEP has a `final_info`.
+            episodes = self.infos.batch_of_stats(infos.get("final_info", infos), self._ended) if ends and infos else ()
             if infos or self._masks is not None:
                 self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
@@ -168,20 +167,18 @@ class GymVector:
         row.terminated[:] = truths_of(self.name, "terminated", terminated, self.num_rows)
         # Both at once: terminated.
         np.greater(truths_of(self.name, "truncated", truncated, self.num_rows), row.terminated, out=row.truncated)
+        if not self.spec.same_step:
+            row.first[:] = self._ended
+            if self._num_ended:
+                if not self.ends.is_trusted:
+                    self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
+                row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
+                row.terminated[self._ended] = row.truncated[self._ended] = False
+        self._ended = row.terminated | row.truncated
         if self.spec.same_step:
-            self._ended = row.terminated | row.truncated
             row.first[:] = self._ended
             if row.has_final is not None:
                 row.has_final[:] = row.truncated
-            self._num_ended = int(np.count_nonzero(self._ended))
-            return self._num_ended
-        row.first[:] = self._ended
-        if self._num_ended:
-            if not self.ends.is_trusted:
-                self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
-            row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
-            row.terminated[self._ended] = row.truncated[self._ended] = False
-        self._ended = row.terminated | row.truncated
         self._num_ended = int(np.count_nonzero(self._ended))
         return self._num_ended
 
@@ -289,13 +286,14 @@ class GymVector:
             EnvironmentFailure: the environment raised.
         """
         is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
-
-        def enough() -> bool:
-            return self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until
-
         try:
             num_steps = DECLARED_STEPS if is_declared else UNDECLARED_STEPS
-            random_steps(self, num_steps, np.random.default_rng(0), enough)
+            random_steps(
+                self,
+                num_steps,
+                np.random.default_rng(0),
+                lambda: self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until,
+            )
         except Contradiction as error:
             if is_declared or not error.proves_same_step:
                 raise
@@ -306,10 +304,6 @@ class GymVector:
             said = f"has no metadata['autoreset_mode']; {why}, it is taken as {self._mode.value} (docs/own_env.md)"
             same_step, notes = self._mode is AutoresetMode.SAME_STEP, (f"{self.name} {said}",)
             self.spec = replace(self.spec, same_step=same_step, notes=self.spec.notes + notes)
-
-    def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
-        """Statistics of the rows that ended now; a SAME_STEP vector has them under `final_info`."""
-        return self.infos.batch_of_stats(infos.get("final_info", infos), self._ended)
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:

@@ -26,8 +26,7 @@ def joined_space(space: Space) -> spaces.Box | None:
 def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> FloatArray:
     """The numbers [R, n] of R observations, in the order of the space."""
     rows = [np.asarray(observation[key]) for key in space.spaces]
-    joined: FloatArray = np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1, dtype=np.float32)
-    return joined
+    return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1, dtype=np.float32)
 
 
 class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -46,5 +45,4 @@ class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: dict[str, Any]) -> FloatArray:
         """The numbers in the order of the space."""
-        joined: FloatArray = np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
-        return joined
+        return np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
