@@ -28,6 +28,11 @@ Preset = dict[str, object]
 MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
 GAUSSIAN_MLP: Preset = MLP | {"adaptive_stddev": False}
 
+SHARED_LEARNING: Preset = {
+    "ppo_clip_ratio": 0.2, "vtrace_lambda": 0.95, "max_grad_norm": 0.5, "exploration_loss_coeff": 0.01
+}  # fmt: skip
+"""Flags of learning that most families share."""
+
 Harmless = Mapping[str, float | str]
 """Argument of an environment that an untrusted run may set -> bound of its absolute value, or regular expression of the
 allowed words. Arguments that are not listed may name a program, a file or a module, or take all memory."""
@@ -111,8 +116,7 @@ class Family:
 
     def is_adapted(self, env_id: str, entry_point: str) -> bool:
         """Return whether the family's adapter, if the family has an adapter, makes a registered environment."""
-        texts = (env_id, entry_point)
-        return any(self.has_entry_point(text) or (self.claims_ids and self.has_id(text)) for text in texts)
+        return any(self.has_entry_point(t) or (self.claims_ids and self.has_id(t)) for t in (env_id, entry_point))
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_type_hints
 
@@ -20,7 +20,6 @@ from appo.utils.run_folder import names_in_own, own_folder, read_own_mapping, wr
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
 HANG = "hang"
 MAX_INCIDENTS = 100  # in a run
 INTERVAL_SECONDS = 1.0  # between two of a worker
@@ -94,15 +93,12 @@ class Incident:
         Raises:
             UsageError: the file is missing or damaged.
         """
-        content = read_own_mapping(path)
-        kinds = get_type_hints(cls)
-        for field in fields(cls):
-            kind = getattr(kinds[field.name], "__origin__", kinds[field.name])
-            if field.name == "random_state":
-                kind = (dict, type(None))
-            if not isinstance(content.get(field.name), kind):
-                raise UsageError(f"{shown(str(path))} is no incident of an environment: no {field.name}")
-        return cls(**{field.name: content[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+        content, hints = read_own_mapping(path), get_type_hints(cls)
+        kinds = {name: getattr(hint, "__origin__", hint) for name, hint in hints.items()}
+        for name, kind in (kinds | {"random_state": (dict, type(None))}).items():
+            if not isinstance(content.get(name), kind):
+                raise UsageError(f"{shown(str(path))} is no incident of an environment: no {name}")
+        return cls(**{name: content[name] for name in kinds})  # type: ignore[arg-type]
 
 
 class IncidentFolder:
@@ -142,19 +138,17 @@ class IncidentFolder:
         incident = Incident(flags=dict(self.flags), index=index, ended_process=ended_process, **how, **told)
         try:
             with own_folder(self.path, make=True) as folder:
-                path = self.path / self._new_name()
+                stem = f"env_{self.worker}_"
+                files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
+                used = (name.removeprefix(stem).removesuffix(".json") for name in files)
+                number = max((int(number) for number in used if number.isdecimal()), default=-1) + 1
+                path = self.path / f"{stem}{number}.json"
                 write_json_atomic(path, asdict(incident), durable=False, indent=None)
                 self._remove_oldest(folder)
         except (OSError, ValueError) as error:
             log.warning("what led to a failure of env %d is not kept: %s", index, error)
             return None
         return path
-
-    def _new_name(self) -> str:
-        stem = f"env_{self.worker}_"
-        files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
-        used = (name.removeprefix(stem).removesuffix(".json") for name in files)
-        return f"{stem}{max((int(number) for number in used if number.isdecimal()), default=-1) + 1}.json"
 
     def _remove_oldest(self, folder: int) -> None:
         files = [name for name in os.listdir(folder) if name.startswith("env_") and name.endswith(".json")]

@@ -46,7 +46,6 @@ from appo.utils.values import nearest, printable
 
 Factory = Callable[..., Any]
 
-
 FAMILIES: dict[Family, Adapter | None] = {
     module.FAMILY: module if isinstance(module, Adapter) else None for module in families.modules().values()
 }
@@ -58,7 +57,6 @@ CONSTRUCTOR_FLAGS = {
     "horizon": ("max_episode_steps",),
 }
 """Flag -> names of the constructor argument that takes the flag's value."""
-
 
 PRECISION_STEPS, PRECISION_SECONDS = 32, 1.0
 
@@ -362,12 +360,9 @@ def _constructor_arguments(
     accepted = _accepted(target, vector=vector)
     if isinstance(target, Registration) and not vector:
         accepted = accepted | {"max_episode_steps"}  # gymnasium.make wraps the environment
-    arguments = {}
-    for flag, names in CONSTRUCTOR_FLAGS.items():
-        name = next((name for name in names if name in accepted), None)
-        if name is not None and getattr(config, flag) is not None:
-            arguments[name] = getattr(config, flag)
-    return arguments
+    given = {flag: value for flag in CONSTRUCTOR_FLAGS if (value := getattr(config, flag)) is not None}
+    names = {flag: next((name for name in CONSTRUCTOR_FLAGS[flag] if name in accepted), None) for flag in given}
+    return {name: given[flag] for flag, name in names.items() if name is not None}
 
 
 def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
@@ -383,8 +378,7 @@ def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[st
 
 def _names(creator: Callable[..., Any]) -> set[str]:
     """Return the names of arguments; `kwargs` stands for a parameter of any name that takes all keywords."""
-    parameters = inspect.signature(creator).parameters.values()
-    return {"kwargs" if one.kind is one.VAR_KEYWORD else one.name for one in parameters}
+    return {"kwargs" if p.kind is p.VAR_KEYWORD else p.name for p in inspect.signature(creator).parameters.values()}
 
 
 def _adapter(target: Registration | Factory) -> Adapter | None:
@@ -408,19 +402,13 @@ def _construction(name: str) -> Iterator[None]:
                 raise CannotBeDrawn(f"{name} cannot be drawn: it takes no render_mode") from error
             if "unexpected keyword argument" in str(error):
                 raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
-            if missing := _missing_arguments(error):
+            is_call = "missing" in str(error) and "required" in str(error) and not comes_from_own_code(error)
+            if is_call and (missing := re.findall(r"'(\w+)'", str(error).partition(" required ")[2])):
                 values = " ".join(f"{argument}=VALUE" for argument in missing)
                 raise UsageError(f"{name} needs arguments: --env_kwargs {values} ({one_line(error)})") from error
             reraise(name, error)
         except BaseException as error:
             reraise(name, error)
-
-
-def _missing_arguments(error: BaseException) -> list[str]:
-    """Return the missing arguments of a constructor's call; [] if code inside the constructor failed."""
-    if comes_from_own_code(error) or "missing" not in str(error) or "required" not in str(error):
-        return []
-    return re.findall(r"'(\w+)'", str(error).partition(" required ")[2])
 
 
 def _resolve(name: str) -> Registration | Factory:

@@ -14,7 +14,6 @@ from appo.envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_
 from appo.utils.errors import NothingAllowed, SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
-
 METHOD = "action_masks"
 """The method of an environment that returns the mask; sb3-contrib uses the same name."""
 

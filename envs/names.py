@@ -100,11 +100,8 @@ def registered_with_gym(module: str, env_id: str) -> str:
 def bare(env_id: str, prefixes: Sequence[str]) -> str:
     """Return the name in an id, in lower case, without module, prefix and version."""
     name = env_id.rpartition(":")[2]
-    for prefix in prefixes:
-        if name.lower().startswith(prefix.lower()):
-            name = name[len(prefix) :]
-            break
-    return re.sub(r"[-_]v\d+$", "", name.rpartition("/")[2]).lower()
+    prefix = next((prefix for prefix in prefixes if name.lower().startswith(prefix.lower())), "")
+    return re.sub(r"[-_]v\d+$", "", name[len(prefix) :].rpartition("/")[2]).lower()
 
 
 def _version(env_id: str) -> int:

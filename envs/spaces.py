@@ -15,10 +15,8 @@ from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, Array, 
 from appo.utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
-
 NO_BOUND = 1e9
 """Bounds of an action from this size on count as no bound: many spaces declare the largest number of the type."""
-
 
 FRAMES = "num_frames_of_flags"
 """The attribute of a space for `ObservationSpec.frames`."""
@@ -258,12 +256,10 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
 
 
 def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
-    parts: list[ActionPart] = []
-    numbers: list[tuple[float, float, float, float]] = []
-    for leaf in flat_action_spaces(space):
-        parts += _action_parts(leaf, form)
-        if isinstance(leaf, spaces.Box):
-            numbers += [_stored(low, high, form) for low, high in _bounds(leaf)]
+    leaves = flat_action_spaces(space)
+    parts = [part for leaf in leaves for part in _action_parts(leaf, form)]
+    boxes = [leaf for leaf in leaves if isinstance(leaf, spaces.Box)]
+    numbers = [_stored(low, high, form) for box in boxes for low, high in _bounds(box)]
     if not sum(part.num_values for part in parts):
         raise UsageError(f"unsupported action space {space}: it leaves nothing to choose")
     if not numbers:
@@ -466,8 +462,10 @@ class ShownMask(NamedTuple):
     @property
     def is_additive(self) -> bool:
         """Return whether the mask is added to logits: the space has no entry above 0."""
-        leaves = flat_action_spaces(self.space)
-        return all(isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all() for leaf in leaves)
+        return all(
+            isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all()
+            for leaf in flat_action_spaces(self.space)
+        )
 
     def of(self, observation: Any) -> Any:
         """Return the mask in an observation."""
@@ -480,8 +478,7 @@ def shown_mask(space: Space, path: tuple[str | int, ...] = ()) -> ShownMask | No
     """Return where the observations of a space show a mask; None: nowhere."""
     if path and is_mask(path[-1]):
         return ShownMask(path, space)
-    found = (shown_mask(part, (*path, key)) for key, part in children(space) or ())
-    return next((one for one in found if one is not None), None)
+    return next(filter(None, (shown_mask(part, (*path, key)) for key, part in children(space) or ())), None)
 
 
 def _require_mask_of(mask: ShownMask, action_space: Space) -> None:

@@ -13,7 +13,6 @@ Array = NDArray[np.generic]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
-
 SINGLE_KEY = "obs"
 """The key of an observation space that is neither a Dict nor a Tuple."""
 

@@ -18,7 +18,6 @@ from appo.utils.errors import UsageError
 
 T = TypeVar("T")
 Translation = Callable[[Any], Any]
-
 AGENT_ID = "agent_id"
 """The key with the index of the agent among all agents, as a choice, for agents with different spaces."""
 
@@ -54,8 +53,7 @@ class CommonSpaces:
         scaled: bool = False,
     ) -> None:
         self.observation_space = _common(name, "observation", agents, observation_spaces, _common_observation)
-        join = partial(_common_action, scaled=scaled)
-        self.action_space = _common(name, "action", agents, action_spaces, join)
+        self.action_space = _common(name, "action", agents, action_spaces, partial(_common_action, scaled=scaled))
         self._is_dict = isinstance(self.observation_space, spaces.Dict)
         self._pads = [_pad(own, self.observation_space) for own in observation_spaces]
         differ = any(own != self.action_space for own in action_spaces)

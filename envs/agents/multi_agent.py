@@ -23,8 +23,6 @@ from appo.envs.spaces import num_agents_of
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
-SHOWS = {True: "although it plays on", False: "at its truncated end, which is valued by what it shows"}
-
 Infos = Sequence[Mapping[str, Any]]
 Reports = dict[int, dict[str, float]]
 """Statistics of episodes that ended in a step, by row."""
@@ -37,8 +35,7 @@ def loop_over(env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> P
     def first() -> SingleEnv:
         return made.pop() if made else env_fns[0]()
 
-    loop = MultiAgentLoop if num_agents_of(made[0]) else PythonLoop
-    return loop([first, *env_fns[1:]], **arguments)
+    return (MultiAgentLoop if num_agents_of(made[0]) else PythonLoop)([first, *env_fns[1:]], **arguments)
 
 
 class Said(NamedTuple):
@@ -186,7 +183,8 @@ class MultiAgentLoop(PythonLoop):
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
         elif observation is None:
-            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {SHOWS[info is not None]}")
+            when = "at its truncated end, which is valued by what it shows" if info is None else "although it plays on"
+            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {when}")
         else:
             self._observations.write_row(obs, at, observation)
         if info:
@@ -215,8 +213,10 @@ class MultiAgentLoop(PythonLoop):
         walked = False
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             self._envs.alive()
-            shown = zip(observations, infos, roster.playing, strict=True)
-            drawn = [self._draw(*one) for one in shown]
+            drawn = []
+            for observation, info, plays in zip(observations, infos, roster.playing, strict=True):
+                mask = self._masks.choices(observation, info) if self._masks and plays else None
+                drawn.append(random_action(self.spec.action, mask, self._random))
             actions = np.concatenate(drawn)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, actions.reshape(-1))
@@ -232,10 +232,6 @@ class MultiAgentLoop(PythonLoop):
         self.cut[self._rows(index)] = walked
         # Who has ended during the walk must not seem to begin here.
         return observations, [{**i, ACTIVE_KEY: plays} for i, plays in zip(infos, roster.playing, strict=True)]
-
-    def _draw(self, observation: Any, info: Mapping[str, Any], plays: bool) -> Array:
-        mask = self._masks.choices(observation, info) if self._masks and plays else None
-        return random_action(self.spec.action, mask, self._random)
 
     def _begun(self, begun: Any) -> tuple[Sequence[Any], Infos]:
         """First observations and infos, an entry per agent."""

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info, reraise
+from appo.envs.conversion import ActionConverter, ObservationWriter, close_env, require_info, reraise
 from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.loop.env_set import RAISE, OnFailure
@@ -25,10 +26,8 @@ from appo.envs.vectors.recorder import VectorRecorder
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
 from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, UsageError
-from appo.utils.tracebacks import format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
-
 DECLARED_STEPS, UNDECLARED_STEPS, SETTLING_SECONDS = 64, 500, 5.0
 """Bounds of the random steps at the start that look at ends: in steps and in time."""
 
@@ -65,11 +64,11 @@ class GymVector:
         with self._recorder.making():
             self._env = make_vector()
             self._mode, is_declared = autoreset_mode(self._env, name, spec)
+        self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         if spec is not None:
-            require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
+            require_spec(name, spec, *self.single_spaces)
         self.spec = spec or replace(self._discover(form), notes=own_normalization(self._env))
         self.num_rows = int(self._env.num_envs)
-        self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space, self.spec.action)
         self._observations = ObservationWriter(name, *self.single_spaces)
         self._masks = ActionMasks(name, self.spec, *self.single_spaces) if self.spec.action_mask else None
@@ -155,11 +154,7 @@ class GymVector:
             return
         self._closed = True
         self._recorder.closes()
-        try:
-            self._env.close()
-        except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-            text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
-            warnings.warn(text, stacklevel=2)
+        close_env(self._env, self.name, stacklevel=3)
 
     def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> int:
         """Write first, reward, terminated and truncated; return how many rows ended."""
@@ -197,9 +192,9 @@ class GymVector:
 
     def _discover(self, form: ActionForm) -> EnvSpec:
         """Return the spec; a vector whose infos could contain masks is reset."""
-        spaces = (self._env.single_observation_space, self._env.single_action_space)
         frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
-        spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step, form=form)
+        describe = partial(spec_of, *self.single_spaces, frames_per_step=frames, same_step=same_step, form=form)
+        spec = describe()
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
         try:
@@ -208,9 +203,9 @@ class GymVector:
             reraise(self.name, error)
         if MASK_KEY not in (infos or {}):
             return spec
-        masked = spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=True, form=form)
+        masked = describe(mask_in_info=True)
         by_method = any(isinstance(layer, VectorMasksOfMethod) for layer in layers(self._env))
-        return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
+        return replace(masked, mask_source=BY_METHOD) if by_method else masked
 
     def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
         """Copy the masks of some rows [R] from infos if masks come there; refuse masks that have no place in memory."""

@@ -134,8 +134,7 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         taken = spaces.flatten(self.env.action_space, action) if self._action else ()
         paid = [reward_of(type(self.unwrapped).__name__, "a step", reward, self.env)] if self._reward else []
-        numbers = np.array([*taken, *paid], np.float32)
-        return self._beside(observation, numbers), reward, terminated, truncated, info
+        return self._beside(observation, np.array([*taken, *paid], np.float32)), reward, terminated, truncated, info
 
     def _beside(self, observation: Any, numbers: FloatArray) -> dict[str, Any]:
         return {**(observation if self._is_dict else {SINGLE_KEY: observation}), PREVIOUS_KEY: numbers}

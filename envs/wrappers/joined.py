@@ -17,9 +17,8 @@ def joined_space(space: Space) -> spaces.Box | None:
     if not isinstance(space, spaces.Dict) or shown_mask(space) or not space.spaces:
         return None
     leaves = list(space.spaces.values())
-    for leaf in leaves:
-        if not (isinstance(leaf, spaces.Box) and len(leaf.shape) < 2 and np.issubdtype(leaf.dtype, np.floating)):
-            return None
+    if not all(isinstance(s, spaces.Box) and len(s.shape) < 2 and np.issubdtype(s.dtype, np.floating) for s in leaves):
+        return None
     return spaces.Box(-np.inf, np.inf, (sum(int(np.prod(leaf.shape or ())) for leaf in leaves),), np.float32)
 
 

@@ -75,8 +75,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     known = envpool.make_spec(task).config._fields
     arguments = {} if "num_threads" in config.env_kwargs else {"num_threads": 1}
     for flag, name in FLAGS.items():
-        value = getattr(config, flag)
-        if value is None:
+        if (value := getattr(config, flag)) is None:
             continue
         if name not in known or (flag == "env_frameskip" and not counts_frames(task)):
             raise UsageError(f"--{flag}={value}: {config.env} cannot do that")

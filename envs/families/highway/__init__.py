@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MLP, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MLP, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration
 
 NAMES = r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*"
 
@@ -28,17 +28,8 @@ FAMILY = Family(
         ids=r"(highway|merge|roundabout|intersection|two-way|exit|u-turn)(-(fast|generic))?-v\d",
         network=MLP | {"encoder_mlp_layers": (256, 256)},
         discount=0.8,
-        learning={
-            "rollout": 16,
-            "batch_size": 64,
-            "num_batches_per_iteration": 4,
-            "ppo_epochs": 10,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 5e-4,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 16, "batch_size": 64, "num_batches_per_iteration": 4, "ppo_epochs": 10, "learning_rate": 5e-4},
     ),
 )
 

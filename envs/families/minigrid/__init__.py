@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MANY_STEPS, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration
 from appo.utils.errors import UsageError
 
 FAMILY = Family(
@@ -41,17 +41,8 @@ FAMILY = Family(
             "normalize_images": True,
             "use_rnn": True,
         },
-        learning={
-            "rollout": 32,
-            "batch_size": 512,
-            "num_batches_per_iteration": 2,
-            "ppo_epochs": 3,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 1e-3,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 32, "batch_size": 512, "num_batches_per_iteration": 2, "ppo_epochs": 3, "learning_rate": 1e-3},
     ),
 )
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MANY_STEPS, WEIGHT, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, WEIGHT, AnyEnv, Family, FamilyPreset, Registration
 
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
@@ -55,17 +55,8 @@ FAMILY = Family(
         # Batches and passes suit a machine of a few cores. Returns of VizdoomBasic after 110 s on two cores: -160 with
         # one pass over batches of 512 (as in Petrenko et al. 2020), 70 with one pass over batches of 256, and 80 with
         # these values.
-        learning={
-            "rollout": 32,
-            "batch_size": 256,
-            "num_batches_per_iteration": 4,
-            "ppo_epochs": 2,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 5e-4,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 2, "learning_rate": 5e-4},
     ),
 )
 
