@@ -1,7 +1,5 @@
 """Conversion between environments and storage: actions out, observations and statistics in."""
 
-from __future__ import annotations
-
 import re
 import signal
 import warnings

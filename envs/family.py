@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from appo.envs.config import EnvConfig
@@ -39,6 +41,11 @@ allowed words. Arguments that are not listed may name a program, a file or a mod
 
 WEIGHT, MANY_STEPS, PIXELS = 1e9, 1e7, 1024.0
 """Bounds that many arguments share."""
+
+
+def importing(module: str) -> Callable[[], object]:
+    """Return a function that imports a module."""
+    return partial(import_module, module)
 
 
 @dataclass(frozen=True)

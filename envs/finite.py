@@ -1,7 +1,5 @@
 """Rewards and observations that are NaN or infinite, found for the price of a small product per array and step."""
 
-from __future__ import annotations
-
 import logging
 from math import isfinite
 from typing import Any

@@ -1,7 +1,5 @@
 """Incidents: the actions of an environment until a failure, kept during play, written then, read again."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

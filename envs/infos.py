@@ -1,7 +1,5 @@
 """The one door for `info` of environments: every key with a meaning for the runtime is checked here."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

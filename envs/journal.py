@@ -1,7 +1,5 @@
 """The journal of a group: actions of the environments, kept in memory that outlives the process."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any, NamedTuple, Self
 

@@ -1,7 +1,5 @@
 """`make_group` and `make_single` make environments by the flags; names are resolved here and nowhere else."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Action masks: sources of masks, and masks that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ids of environments that a person may have meant: of a family, without the prefix, or of a package to install."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

@@ -1,7 +1,5 @@
 """The reward and the ends of a step, checked: each value that is not a number or not a truth is named."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from decimal import Decimal
 from numbers import Real

@@ -64,8 +64,8 @@ MANY_NUMBERS = 64
 @functools.cache
 def by_family() -> dict[str, FamilyPreset]:
     """Return the presets of all families, by the name of the family's module."""
-    presets = {name: module.FAMILY.preset for name, module in families.modules().items()}
-    return WITHOUT_MODULE | {name: preset for name, preset in presets.items() if preset is not None}
+    declared = families.modules().items()
+    return WITHOUT_MODULE | {name: module.FAMILY.preset for name, module in declared if module.FAMILY.preset}
 
 
 def find_name(env_id: str) -> str | None:

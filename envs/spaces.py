@@ -209,9 +209,7 @@ def children(space: Space) -> list[tuple[str | int, Space]] | None:
     """The parts of a Dict or Tuple by key or index; None for a leaf."""
     if isinstance(space, spaces.Dict):
         return list(space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return list(enumerate(space.spaces))
-    return None
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
 
 
 def flat_action_spaces(space: Space) -> list[Space]:
@@ -498,6 +496,4 @@ def _require_mask_of(mask: ShownMask, action_space: Space) -> None:
 def _ones(space: Space) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _ones(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(map(_ones, space.spaces))
-    return np.ones(space.shape or (), np.bool_)
+    return tuple(map(_ones, space.spaces)) if isinstance(space, spaces.Tuple) else np.ones(space.shape or (), np.bool_)

@@ -1,7 +1,5 @@
 """The spec of an environment, and the interface of a group of environments, the unit that an actor steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol

@@ -3,8 +3,6 @@
 An id beside the padded observation distinguishes the agents, if a single network plays all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar

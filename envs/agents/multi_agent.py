@@ -5,8 +5,6 @@ and infos, `step` takes actions and returns observations, rewards, terminated, t
 spaces of one agent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -239,11 +237,7 @@ class MultiAgentLoop(PythonLoop):
         return self._entries("observations", observations), self._entries("infos", infos)
 
     def _said(self, index: int, result: Any) -> Said:
-        """Return the outcome of a step, an entry per agent.
-
-        Raises:
-            SpaceMismatch: the outcome is not in the form of environments of several agents.
-        """
+        """Return the outcome of a step, an entry per agent; any other form is refused (SpaceMismatch)."""
         if not isinstance(result, tuple) or len(result) != len(Said._fields):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
         observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)

@@ -1,7 +1,5 @@
 """PettingZoo: ids, and environments as environments of several agents for our loop."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

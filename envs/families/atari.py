@@ -5,14 +5,10 @@ and gymnasium's wrappers show what the vector shows. Frames are skipped, gray, 8
 raw here (a preset clips them to their sign for training); a lost life ends nothing and nothing presses FIRE.
 """
 
-from __future__ import annotations
-
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration, importing
 from appo.utils.errors import UsageError
 
 FAMILY = Family(
@@ -36,7 +32,7 @@ FAMILY = Family(
     r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
     r"zaxxon",
     entry_points=r"ale_py\.",
-    register=partial(import_module, "ale_py"),
+    register=importing("ale_py"),
     harmless={
         **dict.fromkeys(
             (

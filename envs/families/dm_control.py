@@ -4,8 +4,6 @@ Tassa et al. 2018 (arXiv:1801.00690). Episodes of the suite are cut off after 1,
 rewards are in [0, 1].
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

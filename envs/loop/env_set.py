@@ -1,7 +1,5 @@
 """The single environments of a group: made, reset and closed, and made again where they fail."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Our own loop over single environments: NEXT_STEP, writing in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -177,11 +175,7 @@ class PythonLoop:
     def _replace_failed(
         self, failed: dict[int, EnvironmentFailure], odd: Mapping[int, EnvironmentFailure], row: StepRow
     ) -> list[int]:
-        """Make environments again that raised or returned odd numbers; the step becomes the begin of an episode.
-
-        Returns:
-            indices of the environments.
-        """
+        """Make environments again that failed; the step becomes the begin of an episode. Return their indices."""
         for at, failure in sorted(odd.items(), key=lambda one: one[0] // self.spec.num_agents):
             if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
                 failed[index] = self._envs.forgive(index, failure, self._num_steps)
@@ -194,11 +188,7 @@ class PythonLoop:
         return replaced
 
     def _replace(self, index: int, failure: EnvironmentFailure, obs: dict[str, Array]) -> None:
-        """Make an environment again until an episode begins, and write the first observation.
-
-        Raises:
-            EnvironmentFailure: the environment is given up.
-        """
+        """Make an environment again until an episode begins, and write the first observation, or give up (raise)."""
         self._inside[0], left = index, failure
         self.cut[self._rows(index)] = False
         while True:

@@ -1,7 +1,5 @@
 """Toys of several agents with known right answers; the methods use lists, with an entry per agent."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium

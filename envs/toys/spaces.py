@@ -1,7 +1,5 @@
 """A small task in every observation and action space, with and without masks, and with a known best return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

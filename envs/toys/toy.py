@@ -1,7 +1,5 @@
 """Small deterministic environments whose right answers are known, for tests, tutorials and benchmarks."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium

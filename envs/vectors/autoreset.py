@@ -1,7 +1,5 @@
 """How vectors go on after an end: the declaration, the proof in infos, and contradictions between both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NoReturn
 

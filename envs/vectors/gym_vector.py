@@ -1,7 +1,5 @@
 """Adapter of gymnasium's vector environments, for all autoreset modes."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -222,11 +220,7 @@ class GymVector:
                 raise failure
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the final observations of the rows that ended and the first ones of the next episodes.
-
-        Returns:
-            infos of the first observations.
-        """
+        """Write final and first observations of the rows that ended; return the infos of the first ones."""
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
@@ -255,12 +249,9 @@ class GymVector:
             self._compare(shown, self._final_obs, infos)
 
     def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
-        """Write the final observations in infos, and compare the observations of ended rows with them.
+        """Compare the observations of ended rows with the final observations in infos; return the rows [R] with one.
 
         Final observations are an object array, or a dense batch (ale-py), with a mask or without.
-
-        Returns:
-            rows [R] with a final observation.
         """
         final, mask = final_obs_in(infos) if infos else (None, False)
         given: BoolArray = self._ended & np.asarray(mask, np.bool_)

@@ -1,7 +1,5 @@
 """Records the calls of a vector of environments, and how they end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self

@@ -1,7 +1,5 @@
 """Wrappers around every environment that follow from flags."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Several vectors of numbers joined to one, which a single encoder reads together, and faster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

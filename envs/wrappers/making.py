@@ -1,7 +1,5 @@
 """How single environments are made, with frame skip and frame stack for environments that offer neither."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

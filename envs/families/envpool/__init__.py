@@ -4,8 +4,6 @@ Weng et al. 2022 (arXiv:2206.10558). After the end of an episode the next step r
 action; the step returns the first observation of the next episode and a reward of 0: gymnasium's NEXT_STEP.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from appo.envs.config import EnvConfig

@@ -1,13 +1,9 @@
 """highway-env's environments are made by gymnasium; pictures need no screen."""
 
-from __future__ import annotations
-
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MLP, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MLP, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration, importing
 
 NAMES = r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*"
 
@@ -21,7 +17,7 @@ FAMILY = Family(
     claims_ids=False,
     names=NAMES,
     entry_points=r"highway_env\.",
-    register=partial(import_module, "highway_env"),
+    register=importing("highway_env"),
     # Discount, network, learning rate, minibatches and epochs of highway-env's own PPO example. A step of the game
     # takes 100 times longer than learning from the step, so many passes over little data pay.
     preset=FamilyPreset(

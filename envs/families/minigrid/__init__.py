@@ -1,13 +1,9 @@
 """MiniGrid and BabyAI show symbols as one-hot vectors and missions as words."""
 
-from __future__ import annotations
-
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MANY_STEPS, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration, importing
 from appo.utils.errors import UsageError
 
 FAMILY = Family(
@@ -21,7 +17,7 @@ FAMILY = Family(
     names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
     r"keycorridor|lavacrossing|lavagap|lockedroom|memory|multiroom|obstructedmaze|playground|putnear|redbluedoors|"
     r"simplecrossing|unlock|unlockpickup|wfc)(s?\d.*|-.*)?",
-    register=partial(import_module, "minigrid"),
+    register=importing("minigrid"),
     harmless={
         **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),
         **dict.fromkeys(("num_rows", "num_cols", "num_quarters", "num_rooms_visited", "num_doors"), 32.0),

@@ -1,7 +1,5 @@
 """MiniGrid's observations as one-hot symbols and bags of words."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import zlib

@@ -1,13 +1,9 @@
 """VizDoom's scenarios, rendered small and fast; an episode that ends by a timeout is truncated."""
 
-from __future__ import annotations
-
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 from appo.envs.config import EnvConfig
-from appo.envs.family import MANY_STEPS, SHARED_LEARNING, WEIGHT, AnyEnv, Family, FamilyPreset, Registration
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, WEIGHT, AnyEnv, Family, FamilyPreset, Registration, importing
 
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
@@ -23,7 +19,7 @@ FAMILY = Family(
     prefixes=("Vizdoom",),
     names=r"basic|deadlycorridor|deathmatch|defendcenter|defendline|healthgathering(supreme)?|mywayhome|predictposition|"
     r"takecover",
-    register=partial(import_module, "vizdoom.gymnasium_wrapper"),
+    register=importing("vizdoom.gymnasium_wrapper"),
     flags=("res_w", "res_h"),
     # All other arguments become settings of the engine. One of the settings, `vizdoom_path`, is a program to start.
     harmless={

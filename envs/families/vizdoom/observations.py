@@ -1,7 +1,5 @@
 """VizDoom's observations, resized, with a true last frame and an honest end."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing.process
 import os
