@@ -110,12 +110,7 @@ class EnvConfig:
     reward_scale: float = flag(
         1.0, "factor on every reward before clipping; reported returns stay unscaled", needs="returns"
     )
-    reward_clip: float = flag(
-        0.0,
-        "limit of the absolute scaled reward; 0 = off",
-        minimum=0,
-        needs="returns",
-    )
+    reward_clip: float = flag(0.0, "limit of the absolute scaled reward; 0 = off", minimum=0, needs="returns")
     env_vectorization: str = flag(
         "auto",
         "who steps the envs of a group: python = our loop over single envs, native = the env's own gymnasium vector"
@@ -131,9 +126,7 @@ class EnvConfig:
         needs="env",
     )
     force_envs_single_thread: bool = flag(
-        True,
-        "limit native thread pools (OpenMP, BLAS) inside actors to one thread each",
-        needs="actors processes",
+        True, "limit native thread pools (OpenMP, BLAS) inside actors to one thread each", needs="actors processes"
     )
     decorrelate_envs_on_one_worker: bool = flag(
         True,

@@ -1,10 +1,8 @@
 """Conversion between environments and storage: actions out, observations and statistics in."""
 
-from __future__ import annotations
-
-import logging
 import re
 import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NoReturn
@@ -24,18 +22,13 @@ from appo.envs.spaces import (
     observation_specs,
     shown_mask,
 )
-from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, BoolArray, ObservationSpec
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, Array, ObservationSpec
 from appo.utils.errors import AppoError, EnvironmentFailure, SpaceMismatch, StopNow, text_of
+from appo.utils.tracebacks import format_error
 
 Path = tuple[str, ...]
-
 Copy = Callable[[Array, Array], None]
-
 BatchConverter = Callable[[Array], Any]
-
-
-log = logging.getLogger(__name__)
-
 LACKING = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
 """Python's error about a `reset` in the style of old gym."""
 
@@ -68,6 +61,15 @@ def failure_of(name: str, error: BaseException) -> EnvironmentFailure | None:
         )
     failure.__cause__ = error
     return failure
+
+
+def close_env(env: Any, name: str, stacklevel: int) -> None:
+    """Close an environment; a failure to close is reported as a warning."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
+        text = f"{name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
+        warnings.warn(text, stacklevel=stacklevel)
 
 
 def one_line(error: BaseException) -> str:
@@ -111,8 +113,7 @@ class ActionUnits:
         values = np.clip(action, self._low, self._high).astype(np.float64, copy=False)
         if self._squashed.size:
             values[:, self._squashed] = np.tanh(values[:, self._squashed])
-        scaled: Array = values * self._scale + self._shift
-        return scaled
+        return values * self._scale + self._shift
 
 
 class ActionConverter:
@@ -138,8 +139,7 @@ class ActionConverter:
 
     def rows(self, action: Array) -> Sequence[Any]:
         """R actions of the single space: Python ints for Discrete, arrays, tuples or dicts otherwise."""
-        rows: Sequence[Any] = self._split(self.batch(action))
-        return rows
+        return self._split(self.batch(action))
 
 
 def _batch_converter(space: Space, begin: int) -> tuple[BatchConverter, int]:
@@ -167,17 +167,16 @@ def _batch_converter(space: Space, begin: int) -> tuple[BatchConverter, int]:
 def _row_splitter(space: Space) -> Callable[[Any], Sequence[Any]]:
     if isinstance(space, spaces.Dict):
         splitters = {key: _row_splitter(part) for key, part in space.spaces.items()}
-        return lambda batch: _rows_of_dict({key: split(batch[key]) for key, split in splitters.items()})
+        return lambda batch: [
+            dict(zip(splitters, values, strict=True))
+            for values in zip(*(split(batch[key]) for key, split in splitters.items()), strict=True)
+        ]
     if isinstance(space, spaces.Tuple):
         parts = [_row_splitter(part) for part in space.spaces]
         return lambda batch: list(zip(*(split(part) for split, part in zip(parts, batch, strict=True)), strict=True))
     if isinstance(space, spaces.Discrete):
         return lambda batch: batch.tolist()  # plain ints: environments index lists and tables with them
     return list
-
-
-def _rows_of_dict(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 class ObservationWriter:
@@ -229,8 +228,7 @@ class ObservationWriter:
         Raises:
             SpaceMismatch: a key is missing or unknown, or a shape or type does not fit.
         """
-        values = self._values(observation)
-        for (key, shape, copy), value in zip(self._copies, values, strict=True):
+        for (key, shape, copy), value in zip(self._copies, self._values(observation), strict=True):
             self._write(key, copy, out[key][row : row + 1], self._array(key, value)[None], (1, *shape))
 
     def write_batch(self, out: dict[str, Array], observation: Any, rows: Array | None = None) -> None:
@@ -246,7 +244,7 @@ class ObservationWriter:
                     own = self._array(key, _row_of_parts(value, row))[None]
                     self._write(key, copy, target[row : row + 1], own, (1, *shape))
                 continue
-            source = _as_array(value)
+            source = np.asarray(value)
             if rows is None or source.shape != (len(target), *shape):
                 self._write(key, copy, target, source, (len(target), *shape))
                 continue
@@ -256,7 +254,7 @@ class ObservationWriter:
     def _array(self, key: str, value: Any) -> Array:
         """Return a row's value under a key as an array; a mask of several parts as a single vector."""
         if key != MASK_KEY or self._mask_form is None:
-            return _as_array(value)
+            return np.asarray(value)
         try:
             return self._mask_form.flat(value, additive=self._is_additive)
         except ValueError as error:
@@ -320,11 +318,6 @@ class ObservationWriter:
         raise SpaceMismatch(f"{self.name}: observation key {self._shown_name(key)}: expected {expected}, got {got}")
 
 
-def _as_array(value: Any) -> Array:
-    array: Array = np.asarray(value)
-    return array
-
-
 def _row_of_parts(batch: Any, row: Any) -> Any:
     """Return one row of a value that is batched part by part, as in a vector's Dict or Tuple."""
     if isinstance(batch, Mapping):
@@ -334,7 +327,10 @@ def _row_of_parts(batch: Any, row: Any) -> Any:
 
 def _copy_of(key: str, space: Space, is_additive: bool) -> Copy:
     if key == MASK_KEY:
-        return lambda target, source: np.copyto(target, _allowed(source, is_additive))
+        # Masks come as bool, int8, int64 or float; bits say what is allowed.
+        return lambda target, source: np.copyto(
+            target, allowed_by(source, additive=is_additive and source.dtype != np.bool_)
+        )
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         size, first = np.array(choices_of(space)).T
         begin = np.cumsum(size) - size
@@ -342,11 +338,6 @@ def _copy_of(key: str, space: Space, is_additive: bool) -> Copy:
     if isinstance(space, spaces.MultiBinary):
         return _copy_bits
     return lambda target, source: np.copyto(target, source, casting="same_kind")
-
-
-def _allowed(mask: Array, is_additive: bool) -> BoolArray:
-    """Masks come as bool, int8, int64 or float."""
-    return allowed_by(mask, additive=is_additive and mask.dtype != np.bool_)  # bits say what is allowed
 
 
 def _copy_bits(target: Array, source: Array) -> None:

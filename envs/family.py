@@ -9,13 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from appo.envs.config import EnvConfig
 
 if TYPE_CHECKING:
     import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
+    from gymnasium.envs.registration import EnvSpec
 
-    from appo.envs.config import EnvConfig
+    AnyEnv = gymnasium.Env[Any, Any]
+    Registration = EnvSpec
+else:
+    AnyEnv = Registration = Any
 
 Preset = dict[str, object]
 """Flag -> value."""
@@ -23,12 +30,22 @@ Preset = dict[str, object]
 MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
 GAUSSIAN_MLP: Preset = MLP | {"adaptive_stddev": False}
 
+SHARED_LEARNING: Preset = {
+    "ppo_clip_ratio": 0.2, "vtrace_lambda": 0.95, "max_grad_norm": 0.5, "exploration_loss_coeff": 0.01
+}  # fmt: skip
+"""Flags of learning that most families share."""
+
 Harmless = Mapping[str, float | str]
 """Argument of an environment that an untrusted run may set -> bound of its absolute value, or regular expression of the
 allowed words. Arguments that are not listed may name a program, a file or a module, or take all memory."""
 
 WEIGHT, MANY_STEPS, PIXELS = 1e9, 1e7, 1024.0
 """Bounds that many arguments share."""
+
+
+def importing(module: str) -> Callable[[], object]:
+    """Return a function that imports a module."""
+    return partial(import_module, module)
 
 
 @dataclass(frozen=True)
@@ -106,8 +123,7 @@ class Family:
 
     def is_adapted(self, env_id: str, entry_point: str) -> bool:
         """Return whether the family's adapter, if the family has an adapter, makes a registered environment."""
-        texts = (env_id, entry_point)
-        return any(self.has_entry_point(text) or (self.claims_ids and self.has_id(text)) for text in texts)
+        return any(self.has_entry_point(t) or (self.claims_ids and self.has_id(t)) for t in (env_id, entry_point))
 
 
 @runtime_checkable
@@ -116,9 +132,7 @@ class Adapter(Protocol):
 
     FAMILY: Family
 
-    def make_single(
-        self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]
-    ) -> gymnasium.Env[Any, Any]:
+    def make_single(self, registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
         """Make one environment; `arguments` are the arguments of --env_kwargs and of rendering."""
         ...
 

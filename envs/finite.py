@@ -1,7 +1,5 @@
 """Rewards and observations that are NaN or infinite, found for the price of a small product per array and step."""
 
-from __future__ import annotations
-
 import logging
 from math import isfinite
 from typing import Any
@@ -14,7 +12,6 @@ from appo.utils.logging import SHOWN
 from appo.utils.values import ABSURD
 
 log = logging.getLogger(__name__)
-
 _huge: set[tuple[str, str]] = set()
 """Environments and keys of observations about which the process has logged that they are huge."""
 
@@ -44,17 +41,16 @@ class FiniteCheck:
             return {}
         failures = self._search(obs, reward)
         if not failures:
-            self._say_what_is_huge(obs)
+            # Observations with squares beyond float32, once in a process; rewards show in the returns.
+            for key in self._keys:
+                size = float(np.abs(obs[key]).max(initial=0.0))
+                if size > ABSURD and (self.name, key) not in _huge:
+                    _huge.add((self.name, key))
+                    said = (
+                        "%s: observation key %s is as large as %.3g: float32 cannot hold its square, let it be smaller"
+                    )
+                    log.warning(said, self.name, key, size, extra=SHOWN)
         return failures
-
-    def _say_what_is_huge(self, obs: dict[str, Array]) -> None:
-        """Log once in a process which observations have squares beyond float32; rewards show in the returns."""
-        for key in self._keys:
-            size = float(np.abs(obs[key]).max(initial=0.0))
-            if size > ABSURD and (self.name, key) not in _huge:
-                _huge.add((self.name, key))
-                said = "%s: observation key %s is as large as %.3g: float32 cannot hold its square, let it be smaller"
-                log.warning(said, self.name, key, size, extra=SHOWN)
 
     def require(self, obs: dict[str, Array], row: int) -> None:
         """Raise `NotFinite` if the observations of a row are not finite."""

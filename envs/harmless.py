@@ -12,7 +12,6 @@ from appo.envs.family import MANY_STEPS, WEIGHT, Harmless
 from appo.envs.toys.toy import register_toys
 
 LONGEST_LIST = 64
-
 OF_ALL: Harmless = {"max_episode_steps": MANY_STEPS, "disable_env_checker": 1, "render_mode": r"rgb_array"}
 """Arguments of gymnasium itself."""
 
@@ -52,7 +51,7 @@ def _harmless_arguments(name: str) -> Harmless:
     entry_point = registered.entry_point if registered is not None else ""
     if not isinstance(entry_point, str):  # a class that a plug-in has registered
         entry_point = f"{getattr(entry_point, '__module__', '')}."
-    known = [module.FAMILY for module in families.modules().values()]
+    known = (module.FAMILY for module in families.modules().values())
     of_families = (family.harmless for family in known if family.is_adapted(name, entry_point))
     elsewhere = (harmless for begin, harmless in ALWAYS_THERE.items() if re.match(begin, entry_point))
     return next(chain(of_families, elsewhere), {})

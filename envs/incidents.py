@@ -1,14 +1,12 @@
 """Incidents: the actions of an environment until a failure, kept during play, written then, read again."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_type_hints
 
@@ -20,7 +18,6 @@ from appo.utils.run_folder import names_in_own, own_folder, read_own_mapping, wr
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
-
 HANG = "hang"
 MAX_INCIDENTS = 100  # in a run
 INTERVAL_SECONDS = 1.0  # between two of a worker
@@ -59,14 +56,6 @@ class Ending(NamedTuple):
     message: str
     traceback: str
 
-    def bounded(self) -> Ending:
-        """Return an ending with long texts shortened in the middle: messages of environments have any length."""
-        return Ending(*(_bounded(text, most) for text, most in zip(self, (200, 10_000, 100_000), strict=True)))
-
-
-def _bounded(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
-
 
 @dataclass(frozen=True)
 class Incident:
@@ -96,34 +85,18 @@ class Incident:
     ended_process: bool
 
     @classmethod
-    def of(cls, flags: Mapping[str, object], index: int, failure: EnvironmentFailure, story: Story) -> Self:
-        """Make the incident of a failure."""
-        trace = "".join(traceback.format_exception(failure.__cause__ or failure))
-        how = Ending(error_name(failure), str(failure), trace).bounded()
-        return cls(flags=dict(flags), index=index, ended_process=False, **how._asdict(), **_plain(story._asdict()))
-
-    @classmethod
-    def of_process(cls, flags: Mapping[str, object], index: int, ending: Ending, story: Story) -> Self:
-        """Make the incident of a process that ended, or had to be ended, in the code of an environment."""
-        how = ending.bounded()
-        return cls(flags=dict(flags), index=index, ended_process=True, **how._asdict(), **_plain(story._asdict()))
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read an incident from a file.
 
         Raises:
             UsageError: the file is missing or damaged.
         """
-        content = read_own_mapping(path)
-        kinds = get_type_hints(cls)
-        for field in fields(cls):
-            kind = getattr(kinds[field.name], "__origin__", kinds[field.name])
-            if field.name == "random_state":
-                kind = (dict, type(None))
-            if not isinstance(content.get(field.name), kind):
-                raise UsageError(f"{shown(str(path))} is no incident of an environment: no {field.name}")
-        return cls(**{field.name: content[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+        content, hints = read_own_mapping(path), get_type_hints(cls)
+        kinds = {name: getattr(hint, "__origin__", hint) for name, hint in hints.items()}
+        for name, kind in (kinds | {"random_state": (dict, type(None))}).items():
+            if not isinstance(content.get(name), kind):
+                raise UsageError(f"{shown(str(path))} is no incident of an environment: no {name}")
+        return cls(**{name: content[name] for name in kinds})  # type: ignore[arg-type]
 
 
 class IncidentFolder:
@@ -146,29 +119,34 @@ class IncidentFolder:
     def write(self, index: int, failure: EnvironmentFailure, story: Story) -> None:
         """Write what led an environment to fail."""
         self._due = time.monotonic() + INTERVAL_SECONDS
-        self._write(Incident.of(self.flags, index, failure, story))
+        trace = "".join(traceback.format_exception(failure.__cause__ or failure))
+        self._write(index, Ending(error_name(failure), str(failure), trace), story, ended_process=False)
 
     def write_of_process(self, index: int, ending: Ending, story: Story) -> Path | None:
         """Write what led an environment to end its process; the file."""
-        return self._write(Incident.of_process(self.flags, index, ending, story))
+        return self._write(index, ending, story, ended_process=True)
 
-    def _write(self, incident: Incident) -> Path | None:
-        """A disk that is full costs only the incident."""
+    def _write(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
+        """Write an incident, with long texts shortened in the middle; a disk that is full costs only the incident."""
+        bounds = zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
+        how: dict[str, Any] = {
+            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}" for (k, t), most in bounds
+        }
+        told = _plain(story._asdict())
+        incident = Incident(flags=dict(self.flags), index=index, ended_process=ended_process, **how, **told)
         try:
             with own_folder(self.path, make=True) as folder:
-                path = self.path / self._new_name()
+                stem = f"env_{self.worker}_"
+                files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
+                used = (name.removeprefix(stem).removesuffix(".json") for name in files)
+                number = max((int(number) for number in used if number.isdecimal()), default=-1) + 1
+                path = self.path / f"{stem}{number}.json"
                 write_json_atomic(path, asdict(incident), durable=False, indent=None)
                 self._remove_oldest(folder)
         except (OSError, ValueError) as error:
-            log.warning("what led to a failure of env %d is not kept: %s", incident.index, error)
+            log.warning("what led to a failure of env %d is not kept: %s", index, error)
             return None
         return path
-
-    def _new_name(self) -> str:
-        stem = f"env_{self.worker}_"
-        files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
-        used = (name.removeprefix(stem).removesuffix(".json") for name in files)
-        return f"{stem}{max((int(number) for number in used if number.isdecimal()), default=-1) + 1}.json"
 
     def _remove_oldest(self, folder: int) -> None:
         files = [name for name in os.listdir(folder) if name.startswith("env_") and name.endswith(".json")]

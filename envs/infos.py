@@ -1,7 +1,5 @@
 """The one door for `info` of environments: every key with a meaning for the runtime is checked here."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -16,9 +14,7 @@ from appo.envs.spec import MASK_KEY, Array, BoolArray, EpisodeStats
 from appo.utils.errors import NotFinite, SpaceMismatch
 
 log = logging.getLogger(__name__)
-
 FRAMES_KEY, STATS_KEY = "num_frames", "episode_extra_stats"
-
 ACTIVE_KEY = "is_active"
 """The key of an agent's info that is false while the agent takes no part."""
 
@@ -35,7 +31,6 @@ PLAIN = frozenset({float, int, np.float64, np.float32})
 """Types of numbers accepted without a check."""
 
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
-
 MOST_FRAMES = np.iinfo(np.int32).max
 
 

@@ -1,7 +1,5 @@
 """The journal of a group: actions of the environments, kept in memory that outlives the process."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +12,6 @@ LEAST_STEPS, MOST_STEPS = 1024, 65_536
 HEAD_WORDS = 16  # 128 bytes, so that no two writers share a cache line
 NOBODY = -1
 PLACES = ("step", "reset", "first reset", "init", "close")
-
 Shape = tuple[tuple[int, ...], str]
 """With the name of a dtype."""
 
@@ -158,8 +155,7 @@ class Journal:
 
     def begins(self, index: int, seed: int | None, random_state: dict[str, Any] | None) -> None:
         """An environment is about to be reset."""
-        before = self._begun[index].seed
-        self._coming = _Beginning(before if seed is None else seed, random_state, self._count, [])
+        self._coming = _Beginning(self._begun[index].seed if seed is None else seed, random_state, self._count, [])
         self.place = "reset" if seed is None else "first reset"
         if seed is not None:
             self.began(index, self.place)  # whatever was before counts no more
@@ -245,5 +241,5 @@ def _unpacked(memory: JournalMemory, index: int) -> _Beginning:
         "has_uint32": words[4],
         "uinteger": words[5],
     }
-    walked = memory.walked[index, :num_walked].tolist()
-    return _Beginning(seed, {_NO_STATE: None, _PCG64: pcg64}.get(kind, _UNKNOWN_STATE), step, walked)
+    state = {_NO_STATE: None, _PCG64: pcg64}.get(kind, _UNKNOWN_STATE)
+    return _Beginning(seed, state, step, memory.walked[index, :num_walked].tolist())

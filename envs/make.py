@@ -1,7 +1,5 @@
 """`make_group` and `make_single` make environments by the flags; names are resolved here and nowhere else."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -46,7 +44,6 @@ from appo.utils.values import nearest, printable
 
 Factory = Callable[..., Any]
 
-
 FAMILIES: dict[Family, Adapter | None] = {
     module.FAMILY: module if isinstance(module, Adapter) else None for module in families.modules().values()
 }
@@ -58,7 +55,6 @@ CONSTRUCTOR_FLAGS = {
     "horizon": ("max_episode_steps",),
 }
 """Flag -> names of the constructor argument that takes the flag's value."""
-
 
 PRECISION_STEPS, PRECISION_SECONDS = 32, 1.0
 
@@ -97,7 +93,10 @@ def make_group(
         EnvironmentFailure: code of the environment raised.
     """
     target = _resolve(config.env)
-    _check_flags_of_families(config)
+    for family in FAMILIES:
+        for flag in family.flags:
+            if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
+                raise UsageError(f"--{flag}={getattr(config, flag)} is for {family.name} only, not for {config.env}")
     if _is_native(config, target):
         return _native_group(config, target, num_envs, spec, on_failure)
     try:
@@ -310,18 +309,17 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
 
 def _is_native(config: EnvConfig, target: Registration | Factory) -> bool:
     """Return whether the native vector exists, can do what the flags ask, and so steps the envs."""
+    has_vector = vector_only = is_vector_only(config)
     if isinstance(target, Registration):
         # gymnasium cannot apply the wrappers of a registration to a native vector
         has_vector = target.vector_entry_point is not None and not target.additional_wrappers
-    else:
-        has_vector = is_vector_only(config)
     if config.env_vectorization == "native" and not has_vector:
         raise UsageError(f"{config.env} has no vector entry point (--env_vectorization=native)")
-    if config.env_vectorization == "python" and is_vector_only(config):
+    if config.env_vectorization == "python" and vector_only:
         raise UsageError(f"{config.env} exists only as a vector environment (--env_vectorization=python)")
     if not has_vector or config.env_vectorization == "python":
         return False
-    if config.env_vectorization == "native" or is_vector_only(config):
+    if config.env_vectorization == "native" or vector_only:
         _require_able(config, target)
     return not _unmet_by_vector(config, target)
 
@@ -360,12 +358,9 @@ def _constructor_arguments(
     accepted = _accepted(target, vector=vector)
     if isinstance(target, Registration) and not vector:
         accepted = accepted | {"max_episode_steps"}  # gymnasium.make wraps the environment
-    arguments = {}
-    for flag, names in CONSTRUCTOR_FLAGS.items():
-        name = next((name for name in names if name in accepted), None)
-        if name is not None and getattr(config, flag) is not None:
-            arguments[name] = getattr(config, flag)
-    return arguments
+    given = {flag: value for flag in CONSTRUCTOR_FLAGS if (value := getattr(config, flag)) is not None}
+    names = {flag: next((name for name in CONSTRUCTOR_FLAGS[flag] if name in accepted), None) for flag in given}
+    return {name: given[flag] for flag, name in names.items() if name is not None}
 
 
 def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[str]:
@@ -381,8 +376,7 @@ def _accepted(target: Registration | Factory, *, vector: bool = False) -> set[st
 
 def _names(creator: Callable[..., Any]) -> set[str]:
     """Return the names of arguments; `kwargs` stands for a parameter of any name that takes all keywords."""
-    parameters = inspect.signature(creator).parameters.values()
-    return {"kwargs" if one.kind is one.VAR_KEYWORD else one.name for one in parameters}
+    return {"kwargs" if p.kind is p.VAR_KEYWORD else p.name for p in inspect.signature(creator).parameters.values()}
 
 
 def _adapter(target: Registration | Factory) -> Adapter | None:
@@ -390,14 +384,6 @@ def _adapter(target: Registration | Factory) -> Adapter | None:
         return None
     names = (target.id, str(target.entry_point))
     return next((adapter for family, adapter in FAMILIES.items() if adapter and family.is_adapted(*names)), None)
-
-
-def _check_flags_of_families(config: EnvConfig) -> None:
-    """Refuse flags that only another family understands (UsageError)."""
-    for family in FAMILIES:
-        for flag in family.flags:
-            if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
-                raise UsageError(f"--{flag}={getattr(config, flag)} is for {family.name} only, not for {config.env}")
 
 
 @contextmanager
@@ -414,19 +400,13 @@ def _construction(name: str) -> Iterator[None]:
                 raise CannotBeDrawn(f"{name} cannot be drawn: it takes no render_mode") from error
             if "unexpected keyword argument" in str(error):
                 raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
-            if missing := _missing_arguments(error):
+            is_call = "missing" in str(error) and "required" in str(error) and not comes_from_own_code(error)
+            if is_call and (missing := re.findall(r"'(\w+)'", str(error).partition(" required ")[2])):
                 values = " ".join(f"{argument}=VALUE" for argument in missing)
                 raise UsageError(f"{name} needs arguments: --env_kwargs {values} ({one_line(error)})") from error
             reraise(name, error)
         except BaseException as error:
             reraise(name, error)
-
-
-def _missing_arguments(error: BaseException) -> list[str]:
-    """Return the missing arguments of a constructor's call; [] if code inside the constructor failed."""
-    if comes_from_own_code(error) or "missing" not in str(error) or "required" not in str(error):
-        return []
-    return re.findall(r"'(\w+)'", str(error).partition(" required ")[2])
 
 
 def _resolve(name: str) -> Registration | Factory:

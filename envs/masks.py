@@ -1,7 +1,5 @@
 """Action masks: sources of masks, and masks that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +7,11 @@ import numpy as np
 from gymnasium import spaces
 
 from appo.envs.conversion import row_of_batched
-from appo.envs.spaces import MaskForm, Space, children, choices_of, flat_action_spaces, shown_mask
+from appo.envs.spaces import MaskForm, Space, children, choices_of, shown_mask
 from appo.envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
 from appo.utils.errors import NothingAllowed, SpaceMismatch
 
 CHOICES = spaces.Discrete | spaces.MultiDiscrete
-
 METHOD = "action_masks"
 """The method of an environment that returns the mask; sb3-contrib uses the same name."""
 
@@ -56,8 +53,7 @@ class AllowedActions(FindsMask):
     def __init__(self, observation_space: Space, action_space: Space):
         super().__init__(observation_space, action_space)
         self._space = action_space
-        leaves = [leaf for leaf in flat_action_spaces(action_space) if isinstance(leaf, CHOICES)]
-        sizes, starts = np.array([choice for leaf in leaves for choice in choices_of(leaf)]).reshape(-1, 2).T
+        sizes, starts = np.array(choices_of(action_space)).reshape(-1, 2).T
         self._offsets = np.cumsum(sizes) - sizes - starts  # what makes choices entries of a mask
 
     def __call__(self, action: Any, observation: Any, info: Mapping[str, Any]) -> bool:
@@ -66,15 +62,13 @@ class AllowedActions(FindsMask):
             allowed = self.find(observation, info) if self.form.size else None
         except (ValueError, LookupError, TypeError):
             return True  # what writes it refuses it, and says why
-        return allowed is None or bool(allowed[np.array(_choices(self._space, action)) + self._offsets].all())
+        return allowed is None or bool(allowed[np.array(choices_in(self._space, action)) + self._offsets].all())
 
 
-def _choices(space: Space, action: Any) -> list[int]:
+def choices_in(space: Space, action: Any) -> list[int]:
     """Return all categorical choices of an action, in the order of storage."""
-    parts = children(space)
-    if parts is not None:
-        return [choice for key, part in parts for choice in _choices(part, action[key])]
-    return np.ravel(action).tolist() if isinstance(space, CHOICES) else []
+    of_parts = (choice for key, part in children(space) or () for choice in choices_in(part, action[key]))
+    return np.ravel(action).tolist() if isinstance(space, CHOICES) else list(of_parts)
 
 
 def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.Generator) -> Array:
@@ -122,8 +116,7 @@ class ActionMasks(FindsMask):
         super().__init__(observation_space, action_space)
         self.name, self.in_info = name, spec.mask_in_info
         self._num_agents = spec.num_agents
-        sizes = [part.size for part in spec.action.parts if part.kind == "categorical"]
-        self._begins = np.cumsum([0, *sizes[:-1]])
+        self._begins = np.cumsum([0, *self.form.sizes[:-1]])
 
     def write_row(self, obs: dict[str, Array], row: int, info: Mapping[str, Any]) -> None:
         """Write the mask from the info of one environment.

@@ -1,7 +1,5 @@
 """Ids of environments that a person may have meant: of a family, without the prefix, or of a package to install."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re
@@ -42,38 +40,22 @@ def suggestion(env_id: str, families: Iterable[Family]) -> str:
     prefixes = tuple(prefix for family in families for prefix in family.prefixes)
     # What registering has just made known, and belongs to no family by its id, would not be found the next time.
     there = [one for one in gymnasium.registry if one in before or any(family.has_id(one) for family in families)]
-    known = Known([one for one in (*there, *pettingzoo.ids()) if one != env_id], prefixes)
-    same = known.named_as(env_id)
+    ids = [one for one in (*there, *pettingzoo.ids()) if one != env_id]
+    by_name: dict[str, list[str]] = {}
+    for one in ids:
+        by_name.setdefault(bare(one, prefixes), []).append(one)
+    same = _by_version(by_name.get(bare(env_id, prefixes), []), _version(env_id))
     if same and _version(same[0]) == _version(env_id):
         return _question(same[:1])
     if needed := _missing_package(env_id, families, prefixes):
         return needed
-    return _question(same or known.named_like(env_id)) or nearest(env_id, known.ids, MOST)
+    names = difflib.get_close_matches(bare(env_id[:80], prefixes), by_name, n=MOST, cutoff=LIKENESS)
+    return _question(same or [_by_version(by_name[name], -1)[0] for name in names]) or nearest(env_id, ids, MOST)
 
 
-class Known:
-    """Ids by the names in them.
-
-    Args:
-        ids: all ids.
-        prefixes: prefixes of families, which are no part of a name.
-    """
-
-    def __init__(self, ids: Sequence[str], prefixes: Sequence[str]) -> None:
-        self.ids, self._prefixes = ids, prefixes
-        self._by_name: dict[str, list[str]] = {}
-        for one in ids:
-            self._by_name.setdefault(bare(one, prefixes), []).append(one)
-
-    def named_as(self, env_id: str) -> list[str]:
-        """Return ids of the same name: that of the same version first, then newer ones."""
-        found, asked = self._by_name.get(bare(env_id, self._prefixes), []), _version(env_id)
-        return sorted(found, key=lambda one: (_version(one) != asked, -_version(one), one))[:MOST]
-
-    def named_like(self, env_id: str) -> list[str]:
-        """Return the newest id of each name that is nearly the same, the nearest first."""
-        names = difflib.get_close_matches(bare(env_id[:80], self._prefixes), self._by_name, n=MOST, cutoff=LIKENESS)
-        return [self.named_as(name)[0] for name in names]
+def _by_version(ids: Sequence[str], asked: int) -> list[str]:
+    """Return ids of one name: the id with the version asked for first, then newer ones."""
+    return sorted(ids, key=lambda one: (_version(one) != asked, -_version(one), one))[:MOST]
 
 
 def _question(ids: Sequence[str]) -> str:
@@ -116,11 +98,8 @@ def registered_with_gym(module: str, env_id: str) -> str:
 def bare(env_id: str, prefixes: Sequence[str]) -> str:
     """Return the name in an id, in lower case, without module, prefix and version."""
     name = env_id.rpartition(":")[2]
-    for prefix in prefixes:
-        if name.lower().startswith(prefix.lower()):
-            name = name[len(prefix) :]
-            break
-    return re.sub(r"[-_]v\d+$", "", name.rpartition("/")[2]).lower()
+    prefix = next((prefix for prefix in prefixes if name.lower().startswith(prefix.lower())), "")
+    return re.sub(r"[-_]v\d+$", "", name[len(prefix) :].rpartition("/")[2]).lower()
 
 
 def _version(env_id: str) -> int:

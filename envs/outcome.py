@@ -1,7 +1,5 @@
 """The reward and the ends of a step, checked: each value that is not a number or not a truth is named."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from decimal import Decimal
 from numbers import Real
@@ -16,7 +14,6 @@ from appo.utils.values import shown
 
 LARGEST = float(np.finfo(np.float32).max)
 LEAST = -LARGEST
-
 NUMBERS = frozenset({float, int, np.float64, np.float32})
 """Types of rewards that need only a check of size; the test decides most steps in a few nanoseconds."""
 
@@ -71,7 +68,7 @@ def write_rewards(name: str, rewards: Any, out: Array) -> None:
     if is_plain and (rewards.dtype == out.dtype or np.vdot(rewards, rewards) <= LARGEST):
         np.copyto(out, rewards, casting="same_kind")
         return
-    array = _of_rows(name, "reward", rewards, len(out), "biuf", "numbers")
+    array = _of_rows(name, "reward", rewards, len(out), "numbers")
     with np.errstate(over="ignore"):
         np.copyto(out, array, casting="same_kind")
     lost = np.flatnonzero(np.isinf(out) & np.isfinite(array))
@@ -87,7 +84,7 @@ def truths_of(name: str, key: str, flags: Any, num_rows: int) -> BoolArray:
     """
     if type(flags) is np.ndarray and flags.dtype.char == "?" and flags.shape == (num_rows,):
         return flags
-    array = _of_rows(name, key, flags, num_rows, "biuf", "bools")
+    array = _of_rows(name, key, flags, num_rows, "bools")
     odd = np.flatnonzero((array != 0) & (array != 1))
     if odd.size:
         who = row_name(int(odd[0]), 1)
@@ -96,7 +93,7 @@ def truths_of(name: str, key: str, flags: Any, num_rows: int) -> BoolArray:
     return truths
 
 
-def _of_rows(name: str, key: str, values: Any, num_rows: int, kinds: str, expected: str) -> Array:
+def _of_rows(name: str, key: str, values: Any, num_rows: int, expected: str) -> Array:
     try:
         array: Array = np.asarray(values)
     except ValueError:  # lists of unequal lengths
@@ -104,7 +101,7 @@ def _of_rows(name: str, key: str, values: Any, num_rows: int, kinds: str, expect
     if array.shape != (num_rows,):
         several = f"; {_objectives(array.shape[1:])}" if key == "reward" and array.shape[:1] == (num_rows,) else ""
         raise EnvironmentFailure(f"{name}: {key}: expected shape ({num_rows},), got {array.shape}{several}")
-    if array.dtype.kind not in kinds:
+    if array.dtype.kind not in "biuf":
         raise SpaceMismatch(f"{name}: {key}: expected {expected}, got {array.dtype} ({shown(array.tolist())})")
     return array
 

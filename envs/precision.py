@@ -1,7 +1,5 @@
 """Numbers of observations that float32, the type of storage, cannot tell apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -8,7 +8,7 @@ import functools
 import re
 
 from appo.envs import families
-from appo.envs.family import GAUSSIAN_MLP, MLP, FamilyPreset, Preset
+from appo.envs.family import GAUSSIAN_MLP, MLP, SHARED_LEARNING, FamilyPreset, Preset
 from appo.envs.given import unnumbered
 
 MUJOCO_NAMES = (
@@ -40,17 +40,8 @@ WITHOUT_MODULE: dict[str, FamilyPreset] = {
         # 7x7 cells with counts of walls, allies and opponents, seen by each of 8 agents that play as one policy.
         network={"encoder_type": "mlp", "encoder_mlp_layers": (128, 128), "use_rnn": False},
         # A step of the game takes 100 times longer than learning from the step, so many passes over little data pay.
-        learning={
-            "rollout": 32,
-            "batch_size": 512,
-            "num_batches_per_iteration": 2,
-            "ppo_epochs": 5,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 7e-4,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 32, "batch_size": 512, "num_batches_per_iteration": 2, "ppo_epochs": 5, "learning_rate": 7e-4},
     ),
 }
 """Presets of families that have no module in `envs/families`."""
@@ -73,8 +64,8 @@ MANY_NUMBERS = 64
 @functools.cache
 def by_family() -> dict[str, FamilyPreset]:
     """Return the presets of all families, by the name of the family's module."""
-    presets = {name: module.FAMILY.preset for name, module in families.modules().items()}
-    return WITHOUT_MODULE | {name: preset for name, preset in presets.items() if preset is not None}
+    declared = families.modules().items()
+    return WITHOUT_MODULE | {name: module.FAMILY.preset for name, module in declared if module.FAMILY.preset}
 
 
 def find_name(env_id: str) -> str | None:

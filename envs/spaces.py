@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -15,10 +15,8 @@ from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionPart, ActionSpec, Array, 
 from appo.utils.errors import SpaceMismatch, UsageError
 
 Space = spaces.Space[Any]
-
 NO_BOUND = 1e9
 """Bounds of an action from this size on count as no bound: many spaces declare the largest number of the type."""
-
 
 FRAMES = "num_frames_of_flags"
 """The attribute of a space for `ObservationSpec.frames`."""
@@ -40,8 +38,9 @@ class ActionForm(NamedTuple):
     @classmethod
     def of(cls, config: EnvConfig) -> ActionForm:
         """Return the form in the flags."""
-        squashed = config.action_distribution == "tanh_gaussian"
-        return cls(config.action_scaling == "auto", squashed, config.continuous_as_bins)
+        return cls(
+            config.action_scaling == "auto", config.action_distribution == "tanh_gaussian", config.continuous_as_bins
+        )
 
 
 AS_THEY_ARE = ActionForm()
@@ -116,6 +115,13 @@ def note_frames(space: Space, count: int | None) -> None:
         vars(leaf)[FRAMES] = count
 
 
+def layers(env: Any) -> Iterator[Any]:
+    """Yield the wrappers of an environment, outermost first, and then the environment."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
 def frames_per_step(env: object) -> int:
     """Simulator frames behind a step, for families that count frames (Atari, VizDoom); 1 for all others."""
     unwrapped = getattr(env, "unwrapped", env)
@@ -124,10 +130,9 @@ def frames_per_step(env: object) -> int:
     registered = getattr(unwrapped, "spec", None)
     if not str(getattr(registered, "entry_point", "")).startswith(("ale_py", "vizdoom")):
         return 1
-    while env is not None:  # the outermost wrapper that skips frames decides
-        if isinstance(skip := getattr(env, "__dict__", {}).get("frame_skip"), int):
+    for layer in layers(env):  # the outermost wrapper that skips frames decides
+        if isinstance(skip := getattr(layer, "__dict__", {}).get("frame_skip"), int):
             return skip
-        env = getattr(env, "__dict__", {}).get("env")
     skip = getattr(registered, "kwargs", {}).get("frameskip")
     return skip if isinstance(skip, int) else 1  # a pair is a random skip: its mean would be a guess
 
@@ -204,9 +209,7 @@ def children(space: Space) -> list[tuple[str | int, Space]] | None:
     """The parts of a Dict or Tuple by key or index; None for a leaf."""
     if isinstance(space, spaces.Dict):
         return list(space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return list(enumerate(space.spaces))
-    return None
+    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else None
 
 
 def flat_action_spaces(space: Space) -> list[Space]:
@@ -215,12 +218,13 @@ def flat_action_spaces(space: Space) -> list[Space]:
     return [space] if parts is None else [leaf for _, part in parts for leaf in flat_action_spaces(part)]
 
 
-def choices_of(space: spaces.Discrete | spaces.MultiDiscrete) -> list[tuple[int, int]]:
-    """Number of choices and first choice of every component."""
+def choices_of(space: Space) -> list[tuple[int, int]]:
+    """Number of choices and first choice of every component of all Discrete and MultiDiscrete, in stored order."""
     if isinstance(space, spaces.Discrete):
         return [(int(space.n), int(space.start))]
-    sizes, starts = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
-    return list(zip(sizes, starts, strict=True))
+    if isinstance(space, spaces.MultiDiscrete):
+        return list(zip(space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist(), strict=True))
+    return [choice for _, part in children(space) or () for choice in choices_of(part)]
 
 
 def _leaves(prefix: str, space: Space) -> list[tuple[str, Space]]:
@@ -250,12 +254,10 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
 
 
 def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
-    parts: list[ActionPart] = []
-    numbers: list[_Number] = []
-    for leaf in flat_action_spaces(space):
-        parts += _action_parts(leaf, form)
-        if isinstance(leaf, spaces.Box):
-            numbers += [_stored(low, high, form) for low, high in _bounds(leaf)]
+    leaves = flat_action_spaces(space)
+    parts = [part for leaf in leaves for part in _action_parts(leaf, form)]
+    boxes = [leaf for leaf in leaves if isinstance(leaf, spaces.Box)]
+    numbers = [_stored(low, high, form) for box in boxes for low, high in _bounds(box)]
     if not sum(part.num_values for part in parts):
         raise UsageError(f"unsupported action space {space}: it leaves nothing to choose")
     if not numbers:
@@ -264,27 +266,19 @@ def _action_spec(space: Space, form: ActionForm) -> ActionSpec:
     return ActionSpec(tuple(parts), low, high, *((scale, shift) if form.scaled or form.bins else ()))
 
 
-class _Number(NamedTuple):
-    """Bounds of a stored number, and the way to the environment's number."""
-
-    low: float
-    high: float
-    scale: float
-    shift: float
-
-
-def _stored(low: float, high: float, form: ActionForm) -> _Number:
+def _stored(low: float, high: float, form: ActionForm) -> tuple[float, float, float, float]:
+    """Return the bounds of a stored number, and scale and shift on the way to the environment's number."""
     if form.bins:  # evenly spaced, the bounds among them (Tang and Agrawal 2020, arXiv:1901.10500, section 3.1)
-        return _Number(0.0, form.bins - 1.0, scale=(high - low) / (form.bins - 1), shift=low)
+        return 0.0, form.bins - 1.0, (high - low) / (form.bins - 1), low
     if not form.scaled:
-        return _Number(low, high, 1.0, 0.0)
+        return low, high, 1.0, 0.0
     has_low, has_high = low > -NO_BOUND, high < NO_BOUND
     if has_low and has_high:
         ends = (-inf, inf) if form.squashed else (-1.0, 1.0)
-        return _Number(*ends, scale=(high - low) / 2, shift=(high + low) / 2)
+        return *ends, (high - low) / 2, (high + low) / 2
     if has_low:
-        return _Number(-1.0, inf, 1.0, low + 1.0)
-    return _Number(-inf, 1.0, 1.0, high - 1.0) if has_high else _Number(-inf, inf, 1.0, 0.0)
+        return -1.0, inf, 1.0, low + 1.0
+    return (-inf, 1.0, 1.0, high - 1.0) if has_high else (-inf, inf, 1.0, 0.0)
 
 
 def _bounds(box: spaces.Box) -> list[tuple[float, float]]:
@@ -330,10 +324,8 @@ _REASONS: Mapping[type[Space], str] = {
 def _refusal(space: object) -> str:
     if not isinstance(space, spaces.Space):
         return _foreign(space)
-    for kind, reason in _REASONS.items():
-        if isinstance(space, kind):
-            return reason
-    return "only Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them work"
+    reasons = (reason for kind, reason in _REASONS.items() if isinstance(space, kind))
+    return next(reasons, "only Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them work")
 
 
 def _foreign(space: object) -> str:
@@ -372,8 +364,7 @@ class MaskForm:
             nested = space.nvec.ndim > 1
             parts = [(i, spaces.MultiDiscrete(n) if nested else spaces.Discrete(n)) for i, n in enumerate(space.nvec)]
         self._parts = [(key, MaskForm(part)) for key, part in parts or ()]
-        sizes = [size for _, part in self._parts for size in part.sizes]
-        self.sizes: list[int] = [int(space.n)] if isinstance(space, spaces.Discrete) else sizes
+        self.sizes = [size for size, _ in choices_of(space)]
         self.size = sum(self.sizes)
 
     def flat(self, mask: Any, *, additive: bool = False) -> BoolArray:
@@ -469,8 +460,10 @@ class ShownMask(NamedTuple):
     @property
     def is_additive(self) -> bool:
         """Return whether the mask is added to logits: the space has no entry above 0."""
-        leaves = flat_action_spaces(self.space)
-        return all(isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all() for leaf in leaves)
+        return all(
+            isinstance(leaf, spaces.Box) and (leaf.high <= 0).all() and (leaf.low < 0).all()
+            for leaf in flat_action_spaces(self.space)
+        )
 
     def of(self, observation: Any) -> Any:
         """Return the mask in an observation."""
@@ -483,8 +476,7 @@ def shown_mask(space: Space, path: tuple[str | int, ...] = ()) -> ShownMask | No
     """Return where the observations of a space show a mask; None: nowhere."""
     if path and is_mask(path[-1]):
         return ShownMask(path, space)
-    found = (shown_mask(part, (*path, key)) for key, part in children(space) or ())
-    return next((one for one in found if one is not None), None)
+    return next(filter(None, (shown_mask(part, (*path, key)) for key, part in children(space) or ())), None)
 
 
 def _require_mask_of(mask: ShownMask, action_space: Space) -> None:
@@ -504,6 +496,4 @@ def _require_mask_of(mask: ShownMask, action_space: Space) -> None:
 def _ones(space: Space) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _ones(part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(map(_ones, space.spaces))
-    return np.ones(space.shape or (), np.bool_)
+    return tuple(map(_ones, space.spaces)) if isinstance(space, spaces.Tuple) else np.ones(space.shape or (), np.bool_)

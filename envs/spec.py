@@ -1,7 +1,5 @@
 """The spec of an environment, and the interface of a group of environments, the unit that an actor steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -13,7 +11,6 @@ Array = NDArray[np.generic]
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
-
 SINGLE_KEY = "obs"
 """The key of an observation space that is neither a Dict nor a Tuple."""
 

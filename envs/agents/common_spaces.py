@@ -3,8 +3,6 @@
 An id beside the padded observation distinguishes the agents, if a single network plays all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +16,6 @@ from appo.utils.errors import UsageError
 
 T = TypeVar("T")
 Translation = Callable[[Any], Any]
-
 AGENT_ID = "agent_id"
 """The key with the index of the agent among all agents, as a choice, for agents with different spaces."""
 
@@ -54,17 +51,18 @@ class CommonSpaces:
         scaled: bool = False,
     ) -> None:
         self.observation_space = _common(name, "observation", agents, observation_spaces, _common_observation)
-        join = partial(_common_action, scaled=scaled)
-        self.action_space = _common(name, "action", agents, action_spaces, join)
+        self.action_space = _common(name, "action", agents, action_spaces, partial(_common_action, scaled=scaled))
         self._is_dict = isinstance(self.observation_space, spaces.Dict)
         self._pads = [_pad(own, self.observation_space) for own in observation_spaces]
         differ = any(own != self.action_space for own in action_spaces)
         mapped = _mapped(action_spaces) if scaled and differ else None
         self._translations = [_translation(own, mapped) if differ else _same for own in action_spaces]
         self.differ = differ or any(own != self.observation_space for own in observation_spaces)
-        self.has_ids = ids and self.differ and not _has_id(self.observation_space)
+        common = self.observation_space
+        parts = dict(common.spaces) if isinstance(common, spaces.Dict) else {SINGLE_KEY: common}
+        self.has_ids = ids and self.differ and AGENT_ID not in parts
         if self.has_ids:
-            self.observation_space = _with_id(self.observation_space, len(agents))
+            self.observation_space = spaces.Dict({**parts, AGENT_ID: spaces.Discrete(len(agents))})
         self.masks: list[Array] | None = None
         if differ and isinstance(self.action_space, spaces.Discrete):
             choices, sizes = np.arange(self.action_space.n), [space.n for space in _of(spaces.Discrete, action_spaces)]
@@ -94,15 +92,6 @@ class CommonSpaces:
                 return mask  # whoever checks its size says so
             allowed[: own.size] = allowed_by(own)
         return allowed
-
-
-def _has_id(space: Space) -> bool:
-    return isinstance(space, spaces.Dict) and AGENT_ID in space.spaces
-
-
-def _with_id(space: Space, count: int) -> spaces.Dict:
-    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {SINGLE_KEY: space}
-    return spaces.Dict({**parts, AGENT_ID: spaces.Discrete(count)})
 
 
 def _of(kind: type[T], own: Sequence[Space]) -> list[T]:

@@ -5,8 +5,6 @@ and infos, `step` takes actions and returns observations, rewards, terminated, t
 spaces of one agent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +21,6 @@ from appo.envs.spaces import num_agents_of
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, TEAM_RETURN, Array, EpisodeStats, StepRow, row_name
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
-SHOWS = {True: "although it plays on", False: "at its truncated end, which is valued by what it shows"}
-
 Infos = Sequence[Mapping[str, Any]]
 Reports = dict[int, dict[str, float]]
 """Statistics of episodes that ended in a step, by row."""
@@ -37,8 +33,7 @@ def loop_over(env_fns: Sequence[Callable[[], SingleEnv]], **arguments: Any) -> P
     def first() -> SingleEnv:
         return made.pop() if made else env_fns[0]()
 
-    loop = MultiAgentLoop if num_agents_of(made[0]) else PythonLoop
-    return loop([first, *env_fns[1:]], **arguments)
+    return (MultiAgentLoop if num_agents_of(made[0]) else PythonLoop)([first, *env_fns[1:]], **arguments)
 
 
 class Said(NamedTuple):
@@ -118,22 +113,11 @@ class MultiAgentLoop(PythonLoop):
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         ended = [not plays for one in self._rosters for plays in one.playing] if self._masks else ()
-        for at, failure in self._odd(row, ended).items():
-            if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
-                failed[index] = self._envs.forgive(index, failure, self._num_steps)
-        for index in list(failed):
-            self._begin_anew(index, failed.pop(index), row, reports)  # an error left here would hold the environment
+        for index in self._replace_failed(failed, self._odd(row, ended), row):
+            for at in range(index * self.spec.num_agents, (index + 1) * self.spec.num_agents):
+                reports.pop(at, None)
         self._inside[0] = NOBODY
         return [EpisodeStats(at, report) for at, report in reports.items()]
-
-    def _begin_anew(self, index: int, failure: EnvironmentFailure, row: StepRow, reports: Reports) -> None:
-        """Make an environment again, as if the step only began an episode of all agents."""
-        self._replace(index, failure, row.obs)
-        rows = self._rows(index)
-        row.first[rows], row.reward[rows] = True, 0.0
-        row.terminated[rows] = row.truncated[rows] = self._ended[index] = False
-        for at in range(rows.start, rows.stop):
-            reports.pop(at, None)
 
     def _write(self, index: int, said: Said, row: StepRow, reports: Reports) -> None:
         """Write a step of one environment."""
@@ -197,7 +181,8 @@ class MultiAgentLoop(PythonLoop):
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
         elif observation is None:
-            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {SHOWS[info is not None]}")
+            when = "at its truncated end, which is valued by what it shows" if info is None else "although it plays on"
+            raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {when}")
         else:
             self._observations.write_row(obs, at, observation)
         if info:
@@ -226,8 +211,10 @@ class MultiAgentLoop(PythonLoop):
         walked = False
         for _ in range(int(self._random.integers(self._decorrelate_steps)) if self._decorrelate_steps else 0):
             self._envs.alive()
-            shown = zip(observations, infos, roster.playing, strict=True)
-            drawn = [self._draw(*one) for one in shown]
+            drawn = []
+            for observation, info, plays in zip(observations, infos, roster.playing, strict=True):
+                mask = self._masks.choices(observation, info) if self._masks and plays else None
+                drawn.append(random_action(self.spec.action, mask, self._random))
             actions = np.concatenate(drawn)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, actions.reshape(-1))
@@ -244,21 +231,13 @@ class MultiAgentLoop(PythonLoop):
         # Who has ended during the walk must not seem to begin here.
         return observations, [{**i, ACTIVE_KEY: plays} for i, plays in zip(infos, roster.playing, strict=True)]
 
-    def _draw(self, observation: Any, info: Mapping[str, Any], plays: bool) -> Array:
-        mask = self._masks.choices(observation, info) if self._masks and plays else None
-        return random_action(self.spec.action, mask, self._random)
-
     def _begun(self, begun: Any) -> tuple[Sequence[Any], Infos]:
         """First observations and infos, an entry per agent."""
         observations, infos = begun
         return self._entries("observations", observations), self._entries("infos", infos)
 
     def _said(self, index: int, result: Any) -> Said:
-        """Return the outcome of a step, an entry per agent.
-
-        Raises:
-            SpaceMismatch: the outcome is not in the form of environments of several agents.
-        """
+        """Return the outcome of a step, an entry per agent; any other form is refused (SpaceMismatch)."""
         if not isinstance(result, tuple) or len(result) != len(Said._fields):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
         observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)

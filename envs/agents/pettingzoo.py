@@ -1,7 +1,5 @@
 """PettingZoo: ids, and environments as environments of several agents for our loop."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
@@ -43,9 +41,7 @@ NAMES = (
 further package."""
 
 INSTALL = 'pip install "appo[multiagent]"'
-
 Factory = Callable[..., Any]
-
 MOST_NAMES = 8  # of agents, in one line
 
 
@@ -84,8 +80,7 @@ def _makers(env_id: str) -> dict[str, Factory]:
     zoo = importlib.import_module("pettingzoo")
     if not hasattr(zoo, "parallel_registry"):
         raise UsageError(f"{env_id} needs pettingzoo 1.27 or newer, this is {getattr(zoo, '__version__', 'older')}")
-    entries = zoo.aec_registry | zoo.parallel_registry
-    return {name: functools.partial(_make, entry) for name, entry in entries.items()}
+    return {name: functools.partial(_make, entry) for name, entry in (zoo.aec_registry | zoo.parallel_registry).items()}
 
 
 def _make(entry: Any, **arguments: Any) -> Any:
@@ -116,8 +111,7 @@ def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False
     """
     if not isinstance(env, classes()):
         return env
-    zoo = sys.modules["pettingzoo"]
-    if isinstance(env, zoo.AECEnv):
+    if isinstance(env, sys.modules["pettingzoo"].AECEnv):
         if not _metadata(env).get("is_parallelizable", False):
             raise UsageError(
                 f"{name}: its agents take turns (no is_parallelizable in its metadata): only environments in which all "
@@ -232,22 +226,17 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         self.parallel.close()
 
     def _listed(self) -> set[Any]:
-        """Return the living agents.
-
-        Raises:
-            SpaceMismatch: a living agent is no possible agent.
-        """
+        """Return the living agents; each must be a possible agent (SpaceMismatch)."""
         listed = set(self.parallel.agents)
         if strangers := listed.difference(self.agents):
             raise SpaceMismatch(f"{self.name}: agent {min(map(str, strangers))} is in agents, not in possible_agents")
         return listed
 
     def _shown(self, observations: Mapping[Any, Any]) -> list[Any]:
-        shown = (
+        return [
             self._spaces.observation(i, observations[a]) if a in observations else None
             for i, a in enumerate(self.agents)
-        )
-        return list(shown)
+        ]
 
     def _infos(self, infos: Mapping[Any, Any]) -> list[dict[str, Any]]:
         """Return the info of every agent, with a mask if the agents' choices differ."""
@@ -262,11 +251,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
         return listed
 
     def _dicts(self, where: str, result: Any, count: int) -> Any:
-        """Return the answer of PettingZoo's interface: a tuple of dicts by agent.
-
-        Raises:
-            SpaceMismatch: it is something else.
-        """
+        """Return the answer of PettingZoo's interface, which must be a tuple of dicts by agent (SpaceMismatch)."""
         if isinstance(result, tuple) and len(result) == count and all(isinstance(part, Mapping) for part in result):
             return result
         raise SpaceMismatch(

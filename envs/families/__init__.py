@@ -6,8 +6,6 @@ To add a family, write its module into this folder, which is scanned (`dm_contro
 families, so a module imports gymnasium and the optional package inside functions. Wrappers make a family a folder.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

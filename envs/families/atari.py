@@ -5,20 +5,11 @@ and gymnasium's wrappers show what the vector shows. Frames are skipped, gray, 8
 raw here (a preset clips them to their sign for training); a lost life ends nothing and nothing presses FIRE.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from appo.envs.family import MANY_STEPS, PIXELS, Family, FamilyPreset
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration, importing
 from appo.utils.errors import UsageError
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "Atari",
@@ -41,7 +32,7 @@ FAMILY = Family(
     r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
     r"zaxxon",
     entry_points=r"ale_py\.",
-    register=partial(import_module, "ale_py"),
+    register=importing("ale_py"),
     harmless={
         **dict.fromkeys(
             (
@@ -101,15 +92,12 @@ SIZES = ("img_height", "img_width")
 def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str, Any]:
     """Return arguments of `ale_py.vector_env.AtariVectorEnv`; one thread, because every core has an actor."""
     defaults = {"num_threads": 1, "reward_clipping": False, "use_fire_reset": False}
-    ours = {
-        "frameskip": _frame_skip(config),
-        "stack_num": _frame_stack(config),
-        "max_num_frames_per_episode": _max_frames(config, registration),
-    }
+    names = ("frameskip", "stack_num", "max_num_frames_per_episode")
+    ours = dict(zip(names, _frames(config, registration), strict=True))
     return {name: value for name, value in defaults.items() if name not in config.env_kwargs} | ours
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one game behind gymnasium's wrappers.
 
     Raises:
@@ -127,27 +115,19 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     for name in ("reward_clipping", "use_fire_reset"):
         if arguments.pop(name, False):
             raise UsageError(f"--env_kwargs {name}=True: only ale-py's vector environment has it, and it cannot render")
-    skip = _frame_skip(config)
-    arguments |= {"frameskip": 1, "max_num_frames_per_episode": _max_frames(config, registration)}
+    skip, stack, most = _frames(config, registration)
+    arguments |= {"frameskip": 1, "max_num_frames_per_episode": most}
     env = make_registered(registration, **arguments)
     env = AtariPreprocessing(env, frame_skip=skip, screen_size=(width, height), **preprocessing)
-    return FrameStackObservation(env, _frame_stack(config), padding_type="zero")
+    return FrameStackObservation(env, stack, padding_type="zero")
 
 
-def _frame_skip(config: EnvConfig) -> int:
-    # Here and below: the flag decides, then --env_kwargs, then the usual value.
-    skip: Any = config.env_frameskip or config.env_kwargs.get("frameskip", FRAME_SKIP)
-    return int(skip)
-
-
-def _frame_stack(config: EnvConfig) -> int:
-    stack: Any = config.env_framestack or config.env_kwargs.get("stack_num", FRAME_STACK)
-    return int(stack)
-
-
-def _max_frames(config: EnvConfig, registration: Registration) -> int:
+def _frames(config: EnvConfig, registration: Registration) -> tuple[int, int, int]:
+    """Return frames per action, per observation and per episode: by a flag, else by --env_kwargs, else as usual."""
+    given: dict[str, Any] = config.env_kwargs
+    skip = int(config.env_frameskip or given.get("frameskip", FRAME_SKIP))
+    stack = int(config.env_framestack or given.get("stack_num", FRAME_STACK))
     if config.horizon is not None:
-        return config.horizon * _frame_skip(config)
-    registered = registration.kwargs.get("max_num_frames_per_episode", MAX_FRAMES)
-    frames: Any = config.env_kwargs.get("max_num_frames_per_episode", registered)
-    return int(frames)
+        return skip, stack, config.horizon * skip
+    usual = registration.kwargs.get("max_num_frames_per_episode", MAX_FRAMES)
+    return skip, stack, int(given.get("max_num_frames_per_episode", usual))

@@ -4,19 +4,12 @@ Tassa et al. 2018 (arXiv:1801.00690). Episodes of the suite are cut off after 1,
 rewards are in [0, 1].
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appo.envs.family import GAUSSIAN_MLP, Family, FamilyPreset
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
+from appo.envs.config import EnvConfig
+from appo.envs.family import GAUSSIAN_MLP, AnyEnv, Family, FamilyPreset, Registration
 
 DOMAINS = (
     "Acrobot", "BallInCup", "Cartpole", "Cheetah", "Dog", "Finger", "Fish", "Hopper", "Humanoid", "Lqr", "Manipulator",
@@ -71,12 +64,12 @@ FAMILY = Family(
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one task; tasks with pictures, such as some of the locomotion, keep their keys."""
     from appo.envs.wrappers.joined import JoinedVectors, joined_space
     from appo.envs.wrappers.making import make_with_flags
 
-    def adapted(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def adapted(env: AnyEnv) -> AnyEnv:
         seconds: float = env.unwrapped.control_timestep()  # type: ignore[attr-defined]
         env.metadata = {**env.metadata, "render_fps": 1 / seconds}  # shimmy's is that of a task with steps of 0.03 s
         return env if joined_space(env.observation_space) is None else JoinedVectors(env)

@@ -1,21 +1,18 @@
 """The single environments of a group: made, reset and closed, and made again where they fail."""
 
-from __future__ import annotations
-
 import logging
 import time
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from appo.envs.conversion import failure_of, one_line, require_info, reraise
+from appo.envs.conversion import close_env, failure_of, require_info, reraise
 from appo.envs.incidents import IncidentFolder, random_state
 from appo.envs.journal import Journal, JournalMemory
 from appo.envs.loop.reward_shaping import default_reward_shaping, set_reward_shaping
@@ -33,23 +30,14 @@ from appo.envs.spaces import (
 from appo.envs.spec import MASK_KEY, EnvSpec
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 from appo.utils.timing import RESET, clock
-from appo.utils.tracebacks import format_error
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
-
 SingleEnv = gymnasium.Env[Any, Any]
-
 Begun = tuple[Any, Any]
 """The first observation of an episode and the info; of several agents, lists of both."""
 
 PERIOD_STEPS = 1000
-
 IN_A_ROW = 3
-
 LINE_SECONDS = 10.0
 
 
@@ -185,8 +173,7 @@ class EnvSet:
         if not any(MASK_KEY in one for one in (info if isinstance(info, list | tuple) else [info])):
             return spec
         masked = describe(mask_in_info=True)
-        by_method = self._envs[0].has_wrapper_attr(METHOD)
-        return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
+        return replace(masked, mask_source=BY_METHOD) if self._envs[0].has_wrapper_attr(METHOD) else masked
 
     def shape_rewards(self, index: int, agent: int, shaping: Mapping[str, Any]) -> None:
         """Set the coefficients of an agent's reward, also for every rebuild of the environment."""
@@ -288,11 +275,7 @@ class EnvSet:
         """Close an environment and replace it by one that can be closed again."""
         env, self._envs[index] = self._envs[index], gymnasium.Env()
         self._enter(index, "close")
-        try:
-            env.close()
-        except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-            text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
-            warnings.warn(text, stacklevel=3)
+        close_env(env, self.name, stacklevel=4)
 
     def _say(self, index: int, failure: EnvironmentFailure) -> None:
         """Log why an environment is made again, at most once in `LINE_SECONDS`."""
@@ -305,14 +288,3 @@ class EnvSet:
         self._has_shown_cause = self._has_shown_cause or cause is not None  # a failure may have none
         log.warning("env %d is made again: %s%s", index, failure, more, exc_info=cause)
         self._silent_until, self._unsaid = now + LINE_SECONDS, 0
-
-
-class ShapedRows:
-    """Base of what steps an `EnvSet`: finds the environment and the agent of a row."""
-
-    spec: EnvSpec
-    _envs: EnvSet
-
-    def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
-        """Set the coefficients of a row's reward."""
-        self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)

@@ -1,7 +1,5 @@
 """Our own loop over single environments: NEXT_STEP, writing in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +10,7 @@ from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, r
 from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.journal import NOBODY
-from appo.envs.loop.env_set import RAISE, Begun, EnvSet, OnFailure, ShapedRows, SingleEnv
+from appo.envs.loop.env_set import RAISE, Begun, EnvSet, OnFailure, SingleEnv
 from appo.envs.masks import ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import FLAGS, LARGEST, LEAST, NUMBERS, reward_of, truth_of
 from appo.envs.spaces import AS_THEY_ARE, ActionForm
@@ -21,7 +19,7 @@ from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
 
 
-class PythonLoop(ShapedRows):
+class PythonLoop:
     """Steps `num_rows` single environments one after the other.
 
     The step after the end of an episode only resets the environment (NEXT_STEP): the observation of a done step is the
@@ -126,7 +124,9 @@ class PythonLoop(ShapedRows):
                 else:
                     observation, paid, terminated, truncated, info = step(actions[index])
                     is_number = type(paid) is float or type(paid) in NUMBERS
-                    reward[index] = paid if is_number and least <= paid <= largest else self._paid(index, paid)
+                    if not (is_number and least <= paid <= largest):
+                        paid = reward_of(self.name, row_name(index, 1), paid, self._envs[index])
+                    reward[index] = paid
                     may_end = terminated is not False or truncated is not False  # most steps return False twice
                     if may_end and self._end(index, row, terminated, truncated):
                         require_info(self.name, "step", info)
@@ -147,6 +147,10 @@ class PythonLoop(ShapedRows):
             episodes = [one for one in episodes or () if not row.first[one.row]]
         inside[0] = NOBODY
         return episodes or ()
+
+    def shape_rewards(self, row: int, shaping: Mapping[str, Any]) -> None:
+        """Set the coefficients of a row's reward."""
+        self._envs.shape_rewards(*divmod(row, self.spec.num_agents), shaping)
 
     def close(self) -> None:
         """Close every environment; a failure to close is reported as a warning."""
@@ -170,21 +174,21 @@ class PythonLoop(ShapedRows):
 
     def _replace_failed(
         self, failed: dict[int, EnvironmentFailure], odd: Mapping[int, EnvironmentFailure], row: StepRow
-    ) -> None:
-        """Make environments again that raised or returned odd numbers; the step becomes the begin of an episode."""
-        for index in sorted(odd.keys() - failed.keys()):  # what is odd beside a failure was never written
-            failed[index] = self._envs.forgive(index, odd[index], self._num_steps)
-        for index in list(failed):
+    ) -> list[int]:
+        """Make environments again that failed; the step becomes the begin of an episode. Return their indices."""
+        for at, failure in sorted(odd.items(), key=lambda one: one[0] // self.spec.num_agents):
+            if (index := at // self.spec.num_agents) not in failed:  # what is odd beside a failure was never written
+                failed[index] = self._envs.forgive(index, failure, self._num_steps)
+        replaced = list(failed)
+        for index in replaced:
             self._replace(index, failed.pop(index), row.obs)  # an error left here would hold the environment
-            row.first[index], row.reward[index] = True, 0.0
-            row.terminated[index] = row.truncated[index] = self._ended[index] = False
+            rows = self._rows(index)
+            row.first[rows], row.reward[rows] = True, 0.0
+            row.terminated[rows] = row.truncated[rows] = self._ended[index] = False
+        return replaced
 
     def _replace(self, index: int, failure: EnvironmentFailure, obs: dict[str, Array]) -> None:
-        """Make an environment again until an episode begins, and write the first observation.
-
-        Raises:
-            EnvironmentFailure: the environment is given up.
-        """
+        """Make an environment again until an episode begins, and write the first observation, or give up (raise)."""
         self._inside[0], left = index, failure
         self.cut[self._rows(index)] = False
         while True:
@@ -249,9 +253,6 @@ class PythonLoop(ShapedRows):
             if not self.cut[index]:
                 observation, info = self._envs.begin(index, None)
         return observation, info
-
-    def _paid(self, index: int, paid: Any) -> float:
-        return reward_of(self.name, row_name(index, 1), paid, self._envs[index])
 
     def _ends(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         """Return the ends of a step as truths (SpaceMismatch)."""

@@ -4,8 +4,6 @@ The environment, or a wrapper, has a method `get_default_reward_shaping()`, whic
 dicts and lists are allowed), and `set_reward_shaping(shaping, agent)`, which sets the coefficients of an agent.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

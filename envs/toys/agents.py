@@ -1,7 +1,5 @@
 """Toys of several agents with known right answers; the methods use lists, with an entry per agent."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -38,8 +36,7 @@ class Pair(gymnasium.Env[Any, Any]):
         """Value both answers together and ask the next question."""
         right = sum(int(answer) == self._question for answer in action)
         self._step += 1
-        cut_off = self._step == self.num_steps
-        return self._ask(), [right**2 / 4] * 2, [False] * 2, [cut_off] * 2, [{}, {}]
+        return self._ask(), [right**2 / 4] * 2, [False] * 2, [self._step == self.num_steps] * 2, [{}, {}]
 
     def _ask(self) -> list[FloatArray]:
         self._question = int(self.np_random.integers(self.NUM_ANSWERS))

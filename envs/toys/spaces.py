@@ -1,7 +1,5 @@
 """A small task in every observation and action space, with and without masks, and with a known best return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +8,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from appo.envs.spaces import Space, children, choices_of, flat_action_spaces
+from appo.envs.masks import choices_in
+from appo.envs.spaces import Space, children, choices_of
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, BoolArray
 
 NUM_QUESTIONS = 4
@@ -108,7 +107,7 @@ class Spaces(gymnasium.Env[Any, Any]):
         self._say, self._answer, self._mask_in = shown.say, answer.say, mask
         self.num_steps = num_steps
         self.action_space = answer.space
-        self._sizes = [size for leaf in _choice_spaces(answer.space) for size, _ in choices_of(leaf)]
+        self._sizes = [size for size, _ in choices_of(answer.space)]
         if mask and not self._sizes:
             raise ValueError(f"there is no choice to mask in {answer.space}")
         self.observation_space = shown.space
@@ -172,19 +171,10 @@ def _as_dict(shown: Any) -> dict[str, Any]:
     return dict(shown.items()) if isinstance(shown, spaces.Dict | dict) else {SINGLE_KEY: shown}
 
 
-def _choice_spaces(space: Space) -> list[spaces.Discrete | spaces.MultiDiscrete]:
-    return [leaf for leaf in flat_action_spaces(space) if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)]
-
-
 def _choices(space: Space, action: Any) -> list[int]:
-    """The choices of an action, each counted from 0, in the order of a mask."""
-    parts = children(space)
-    if parts is not None:
-        return [choice for key, part in parts for choice in _choices(part, action[key])]
-    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return []
-    starts = [start for _, start in choices_of(space)]
-    return [int(value) - start for value, start in zip(np.ravel(action), starts, strict=True)]
+    """Return the choices of an action, each counted from 0, in the order of a mask."""
+    both = zip(choices_in(space, action), choices_of(space), strict=True)
+    return [choice - start for choice, (_, start) in both]
 
 
 def _scores(space: Space, action: Any, answer: Any) -> list[float]:

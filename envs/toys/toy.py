@@ -1,7 +1,5 @@
 """Small deterministic environments whose right answers are known, for tests, tutorials and benchmarks."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -11,6 +9,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from appo.envs.spec import Array, BoolArray, FloatArray
+
+Info = dict[str, Any]
 
 TOYS = {
     "toy/Memory-v0": ("toy:Memory", None),
@@ -30,10 +30,8 @@ def register_toys() -> None:
     """Register the toys with gymnasium; a second call changes nothing."""
     for env_id, (single, vector) in TOYS.items():
         if env_id not in gymnasium.registry:
-            entry_points = {"entry_point": f"appo.envs.toys.{single}"}
-            if vector:
-                entry_points["vector_entry_point"] = f"appo.envs.toys.{vector}"
-            gymnasium.register(env_id, **entry_points)  # type: ignore[arg-type]
+            of_vector = vector and f"appo.envs.toys.{vector}"
+            gymnasium.register(env_id, f"appo.envs.toys.{single}", vector_entry_point=of_vector)
 
 
 class Memory(gymnasium.Env[FloatArray, np.int64]):
@@ -49,15 +47,13 @@ class Memory(gymnasium.Env[FloatArray, np.int64]):
         self.action_space = spaces.Discrete(num_cues)
         self._cue = self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[FloatArray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[FloatArray, Info]:
         """Show a random cue."""
         super().reset(seed=seed)
         self._step, self._cue = 0, int(self.np_random.integers(self.num_cues))
         return self._observation(self._cue), {}
 
-    def step(self, action: int | np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[FloatArray, float, bool, bool, Info]:
         """Only the action that answers the question counts."""
         self._step += 1
         if self._step <= self.delay + 1:
@@ -84,15 +80,13 @@ class Corridor(gymnasium.Env[np.int64, np.int64]):
         self.action_space = spaces.Discrete(2)
         self._cell = self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.int64, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.int64, Info]:
         """Go back to cell 0."""
         super().reset(seed=seed)
         self._cell = self._step = 0
         return np.int64(self._cell), {}
 
-    def step(self, action: int | np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[np.int64, float, bool, bool, Info]:
         """Action 1 goes right, 0 goes left; the left wall holds."""
         self._step += 1
         self._cell = max(0, self._cell + (1 if action == 1 else -1))
@@ -116,15 +110,13 @@ class Cliff(gymnasium.Env[np.int64, np.int64]):
         self.action_space = spaces.Discrete(2)
         self._cell = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.int64, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.int64, Info]:
         """Go back to cell 0."""
         super().reset(seed=seed)
         self._cell = 0
         return np.int64(self._cell), {}
 
-    def step(self, action: int | np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[np.int64, float, bool, bool, Info]:
         """Action 0 goes on in even cells, action 1 in odd ones."""
         falls = action != self._cell % 2
         self._cell += not falls
@@ -149,16 +141,14 @@ class Target(gymnasium.Env[FloatArray, FloatArray]):
         self._target = np.zeros(num_axes, np.float32)
         self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[FloatArray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[FloatArray, Info]:
         """Put point and target anywhere in the unit cube."""
         super().reset(seed=seed)
         both = self.np_random.uniform(-1.0, 1.0, (2, len(self._position))).astype(np.float32)
         self._position, self._target, self._step = both[0], both[1], 0
         return self._observation(), {}
 
-    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, Info]:
         """Move by `SPEED` times the action, inside the cube."""
         self._step += 1
         self._position = np.clip(self._position + self.SPEED * action, -1.0, 1.0).astype(np.float32)
@@ -213,9 +203,7 @@ class Counter(gymnasium.Env[FloatArray, np.int64]):
         self._episode = -1
         self._return = 0.0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[FloatArray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[FloatArray, Info]:
         """Begin the next episode, or with a seed episode 0 of the env it names."""
         super().reset(seed=seed)
         if seed is not None:
@@ -223,11 +211,11 @@ class Counter(gymnasium.Env[FloatArray, np.int64]):
         self._episode, self._step, self._return = self._episode + 1, 0, 0.0
         return self._observation(0), {}
 
-    def step(self, action: int | np.int64) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[FloatArray, float, bool, bool, Info]:
         """Count; at an episode's end report its length and return."""
         reward, terminated, truncated = counter_step(self._env_id, self._episode, self._step, int(action))
         self._step, self._return = self._step + 1, self._return + reward
-        info: dict[str, Any] = {}
+        info: Info = {}
         if terminated or truncated:
             info = {"episode_extra_stats": {"length": self._step}, "true_reward": self._return}
         return self._observation(int(action)), reward, terminated, truncated, info
@@ -251,9 +239,7 @@ class CounterVector(VectorEnv[FloatArray, Array, Array]):
         self._ended = np.zeros(num_envs, np.bool_)
         self._observation = np.zeros((num_envs, 4), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[FloatArray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[FloatArray, Info]:
         """Reset all rows, or those of options["reset_mask"]; row i is env seed + i."""
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
         for row in np.flatnonzero(mask):
@@ -261,11 +247,11 @@ class CounterVector(VectorEnv[FloatArray, Array, Array]):
         self._ended[mask] = False
         return self._observation, {}
 
-    def step(self, actions: Array) -> tuple[FloatArray, Array, BoolArray, BoolArray, dict[str, Any]]:
+    def step(self, actions: Array) -> tuple[FloatArray, Array, BoolArray, BoolArray, Info]:
         """Step every row as the autoreset mode says."""
         reward = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         for row, env in enumerate(self._envs):
             if self._ended[row]:
                 if self.mode is AutoresetMode.DISABLED:
@@ -293,13 +279,13 @@ class Zero(gymnasium.Env[Array, np.int64]):
         self._observation = np.zeros(obs_bytes, np.uint8)
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         """Start over."""
         super().reset(seed=seed)
         self._step = 0
         return self._observation, {}
 
-    def step(self, action: int | np.int64) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[Array, float, bool, bool, Info]:
         """Do nothing; cut the episode off after `episode_steps`."""
         self._step += 1
         return self._observation, 0.0, False, self._step >= self.episode_steps, {}
@@ -321,12 +307,12 @@ class ZeroVector(VectorEnv[Array, Array, Array]):
         self._no, self._yes = np.zeros(num_envs, np.bool_), np.ones(num_envs, np.bool_)
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         """Start over."""
         self._step = 0
         return self._observation, {}
 
-    def step(self, actions: Array) -> tuple[Array, Array, BoolArray, BoolArray, dict[str, Any]]:
+    def step(self, actions: Array) -> tuple[Array, Array, BoolArray, BoolArray, Info]:
         """Do nothing; all rows are cut off together after `episode_steps`, and the next step resets all."""
         self._step = 0 if self._step == self.episode_steps else self._step + 1
         return (

@@ -1,7 +1,5 @@
 """A toy of PettingZoo, which must be installed: `--env=appo.envs.toys.zoo:Sizes`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

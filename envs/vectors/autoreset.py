@@ -1,7 +1,5 @@
 """How vectors go on after an end: the declaration, the proof in infos, and contradictions between both."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -134,7 +132,6 @@ class Ends:
 
 def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> BoolArray:
     """Return for every row of observations [R, *] whether all keys in both dicts are equal."""
-    keys = [key for key in one if key in other]
-    rows = [(one[key] == other[key]).all(axis=tuple(range(1, one[key].ndim))) for key in keys]
+    rows = [(one[key] == other[key]).all(axis=tuple(range(1, one[key].ndim))) for key in one if key in other]
     equal: BoolArray = np.logical_and.reduce(rows)
     return equal

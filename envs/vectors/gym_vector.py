@@ -1,35 +1,31 @@
 """Adapter of gymnasium's vector environments, for all autoreset modes."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from appo.envs.conversion import ActionConverter, ObservationWriter, one_line, require_info, reraise
+from appo.envs.conversion import ActionConverter, ObservationWriter, close_env, require_info, reraise
 from appo.envs.finite import FiniteCheck
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.loop.env_set import RAISE, OnFailure
 from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
-from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, require_spec, spec_of
+from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, layers, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
 from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
 from appo.envs.vectors.recorder import VectorRecorder
-from appo.envs.wrappers.making import layers
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
 from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, UsageError
-from appo.utils.tracebacks import format_error
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
-
 DECLARED_STEPS, UNDECLARED_STEPS, SETTLING_SECONDS = 64, 500, 5.0
 """Bounds of the random steps at the start that look at ends: in steps and in time."""
 
@@ -66,11 +62,11 @@ class GymVector:
         with self._recorder.making():
             self._env = make_vector()
             self._mode, is_declared = autoreset_mode(self._env, name, spec)
+        self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         if spec is not None:
-            require_spec(name, spec, self._env.single_observation_space, self._env.single_action_space)
+            require_spec(name, spec, *self.single_spaces)
         self.spec = spec or replace(self._discover(form), notes=own_normalization(self._env))
         self.num_rows = int(self._env.num_envs)
-        self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         self._actions = ActionConverter(self._env.single_action_space, self.spec.action)
         self._observations = ObservationWriter(name, *self.single_spaces)
         self._masks = ActionMasks(name, self.spec, *self.single_spaces) if self.spec.action_mask else None
@@ -123,8 +119,8 @@ class GymVector:
             ends = self._write_outcome(row, reward, terminated, truncated)
             if infos or self._counts_frames:
                 self._write_frames(row, infos)
-            # Before a reset of ours: a vector may hand out one info again and again.
-            episodes = self._episodes(infos) if ends and infos else ()
+            # Before a reset of ours: a vector may hand out one info again and again. SAME_STEP has a `final_info`.
+            episodes = self.infos.batch_of_stats(infos.get("final_info", infos), self._ended) if ends and infos else ()
             if infos or self._masks is not None:
                 self._write_masks(row.obs, infos, ~self._ended)
             infos_of_restarted: Mapping[str, Any] = infos
@@ -156,11 +152,7 @@ class GymVector:
             return
         self._closed = True
         self._recorder.closes()
-        try:
-            self._env.close()
-        except (Exception, SystemExit) as error:  # what was learned must not be lost to an environment's clean-up
-            text = f"{self.name} raised {type(error).__name__} in close: {one_line(error)}\n{format_error(error)}"
-            warnings.warn(text, stacklevel=2)
+        close_env(self._env, self.name, stacklevel=3)
 
     def _write_outcome(self, row: StepRow, reward: Any, terminated: Any, truncated: Any) -> int:
         """Write first, reward, terminated and truncated; return how many rows ended."""
@@ -168,20 +160,18 @@ class GymVector:
         row.terminated[:] = truths_of(self.name, "terminated", terminated, self.num_rows)
         # Both at once: terminated.
         np.greater(truths_of(self.name, "truncated", truncated, self.num_rows), row.terminated, out=row.truncated)
+        if not self.spec.same_step:
+            row.first[:] = self._ended
+            if self._num_ended:
+                if not self.ends.is_trusted:
+                    self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
+                row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
+                row.terminated[self._ended] = row.truncated[self._ended] = False
+        self._ended = row.terminated | row.truncated
         if self.spec.same_step:
-            self._ended = row.terminated | row.truncated
             row.first[:] = self._ended
             if row.has_final is not None:
                 row.has_final[:] = row.truncated
-            self._num_ended = int(np.count_nonzero(self._ended))
-            return self._num_ended
-        row.first[:] = self._ended
-        if self._num_ended:
-            if not self.ends.is_trusted:
-                self.ends.require_nothing(self._ended, row.reward, row.terminated | row.truncated)
-            row.reward[self._ended] = 0.0  # of a trusted vector: the reset step belongs to no episode
-            row.terminated[self._ended] = row.truncated[self._ended] = False
-        self._ended = row.terminated | row.truncated
         self._num_ended = int(np.count_nonzero(self._ended))
         return self._num_ended
 
@@ -200,9 +190,9 @@ class GymVector:
 
     def _discover(self, form: ActionForm) -> EnvSpec:
         """Return the spec; a vector whose infos could contain masks is reset."""
-        spaces = (self._env.single_observation_space, self._env.single_action_space)
         frames, same_step = frames_per_step(self._env), self._mode is not AutoresetMode.NEXT_STEP
-        spec = spec_of(*spaces, frames_per_step=frames, same_step=same_step, form=form)
+        describe = partial(spec_of, *self.single_spaces, frames_per_step=frames, same_step=same_step, form=form)
+        spec = describe()
         if spec.action_mask or all(part.kind != "categorical" for part in spec.action.parts):
             return spec
         try:
@@ -211,9 +201,9 @@ class GymVector:
             reraise(self.name, error)
         if MASK_KEY not in (infos or {}):
             return spec
-        masked = spec_of(*spaces, frames_per_step=frames, same_step=same_step, mask_in_info=True, form=form)
+        masked = describe(mask_in_info=True)
         by_method = any(isinstance(layer, VectorMasksOfMethod) for layer in layers(self._env))
-        return replace(masked, mask_source=BY_METHOD if by_method else masked.mask_source)
+        return replace(masked, mask_source=BY_METHOD) if by_method else masked
 
     def _write_masks(self, obs: dict[str, Array], infos: Mapping[str, Any], rows: BoolArray) -> None:
         """Copy the masks of some rows [R] from infos if masks come there; refuse masks that have no place in memory."""
@@ -230,11 +220,7 @@ class GymVector:
                 raise failure
 
     def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the final observations of the rows that ended and the first ones of the next episodes.
-
-        Returns:
-            infos of the first observations.
-        """
+        """Write final and first observations of the rows that ended; return the infos of the first ones."""
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
@@ -263,12 +249,9 @@ class GymVector:
             self._compare(shown, self._final_obs, infos)
 
     def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
-        """Write the final observations in infos, and compare the observations of ended rows with them.
+        """Compare the observations of ended rows with the final observations in infos; return the rows [R] with one.
 
         Final observations are an object array, or a dense batch (ale-py), with a mask or without.
-
-        Returns:
-            rows [R] with a final observation.
         """
         final, mask = final_obs_in(infos) if infos else (None, False)
         given: BoolArray = self._ended & np.asarray(mask, np.bool_)
@@ -289,13 +272,14 @@ class GymVector:
             EnvironmentFailure: the environment raised.
         """
         is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
-
-        def enough() -> bool:
-            return self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until
-
         try:
             num_steps = DECLARED_STEPS if is_declared else UNDECLARED_STEPS
-            random_steps(self, num_steps, np.random.default_rng(0), enough)
+            random_steps(
+                self,
+                num_steps,
+                np.random.default_rng(0),
+                lambda: self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until,
+            )
         except Contradiction as error:
             if is_declared or not error.proves_same_step:
                 raise
@@ -306,10 +290,6 @@ class GymVector:
             said = f"has no metadata['autoreset_mode']; {why}, it is taken as {self._mode.value} (docs/own_env.md)"
             same_step, notes = self._mode is AutoresetMode.SAME_STEP, (f"{self.name} {said}",)
             self.spec = replace(self.spec, same_step=same_step, notes=self.spec.notes + notes)
-
-    def _episodes(self, infos: Mapping[str, Any]) -> Sequence[EpisodeStats]:
-        """Statistics of the rows that ended now; a SAME_STEP vector has them under `final_info`."""
-        return self.infos.batch_of_stats(infos.get("final_info", infos), self._ended)
 
 
 def autoreset_mode(env: AnyVectorEnv, name: str, known: EnvSpec | None = None) -> tuple[AutoresetMode, bool]:

@@ -1,7 +1,5 @@
 """Records the calls of a vector of environments, and how they end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -57,17 +55,11 @@ class VectorRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._fail(error)
+        failure = None if error is None else failure_of(self._name, error)
+        if failure is not None:
+            if self._journal is not None and self._incidents is not None:
+                self._incidents.write(-1, failure, self._journal.story_of_all())
+            if failure is not error:
+                raise failure
         if self._journal is not None:
             self._journal.enters(NOBODY, "step")
-
-    def _fail(self, error: BaseException) -> None:
-        """Raise an error of the vector in one line, and write the steps before the error."""
-        failure = failure_of(self._name, error)
-        if failure is None:
-            return
-        if self._journal is not None and self._incidents is not None:
-            self._incidents.write(-1, failure, self._journal.story_of_all())
-        if failure is not error:
-            raise failure

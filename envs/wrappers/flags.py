@@ -1,7 +1,5 @@
 """Wrappers around every environment that follow from flags."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -28,7 +26,8 @@ def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
         UsageError: the environment has several agents, or has an observation key with the name of the added key.
     """
     if not config.clip_actions:
-        env = FreeActions(env)
+        env = gymnasium.Wrapper(env)
+        env.action_space = unbounded(env.action_space)
     if config.no_done_at_end:
         env = NeverTerminates(env)
     if config.observe_previous != "none":
@@ -44,7 +43,9 @@ def as_flags_ask(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.E
 def vector_as_flags_ask(env: VectorEnv[Any, Any, Any], config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     """Wrap a vector of environments for `--clip_actions` and `--no_done_at_end`."""
     if not config.clip_actions:
-        env = FreeVectorActions(env)
+        env = AnyVectorWrapper(env)
+        env.single_action_space = unbounded(env.single_action_space)
+        env.action_space = batch_space(env.single_action_space, env.num_envs)
     return VectorNeverTerminates(env) if config.no_done_at_end else env
 
 
@@ -57,23 +58,6 @@ def unbounded(space: Space) -> Space:
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return spaces.Box(-np.inf, np.inf, space.shape, space.dtype.type)
     return space
-
-
-class FreeActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Removes the bounds of actions, so no action is clipped."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.action_space = unbounded(env.action_space)
-
-
-class FreeVectorActions(AnyVectorWrapper):
-    """Removes the bounds of actions, so no action is clipped."""
-
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        super().__init__(env)
-        self.single_action_space = unbounded(env.single_action_space)
-        self.action_space = batch_space(self.single_action_space, env.num_envs)
 
 
 class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -93,16 +77,15 @@ class NeverTerminates(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._num_agents:
             ended = truth_of(name, "terminated", terminated), truth_of(name, "truncated", truncated)
             return observation, reward, False, any(ended), info
-        both: Any = (terminated, truncated)  # of each agent, or said once for all
-        over, cut = (flags if np.ndim(flags) else [flags] * self._num_agents for flags in both)
-        shown = [one is not None for one in observation]
+        both: Any = (("terminated", terminated), ("truncated", truncated))  # of each agent, or said once for all
         over, cut = (
-            [truth_of(name, "terminated", one) for one in over],
-            [truth_of(name, "truncated", one) for one in cut],
+            [truth_of(name, key, flag) for flag in (flags if np.ndim(flags) else [flags] * self._num_agents)]
+            for key, flags in both
         )
+        shown = [one is not None for one in observation]
         lost = [ends and not seen for ends, seen in zip(over, shown, strict=True)]
-        kept = [(ends or late) and seen for ends, late, seen in zip(over, cut, shown, strict=True)]
-        return observation, reward, lost, [one or late for one, late in zip(kept, cut, strict=True)], info
+        kept = [(ends and seen) or late for ends, late, seen in zip(over, cut, shown, strict=True)]
+        return observation, reward, lost, kept, info
 
 
 class VectorNeverTerminates(AnyVectorWrapper):
@@ -149,8 +132,7 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         taken = spaces.flatten(self.env.action_space, action) if self._action else ()
         paid = [reward_of(type(self.unwrapped).__name__, "a step", reward, self.env)] if self._reward else []
-        numbers = np.array([*taken, *paid], np.float32)
-        return self._beside(observation, numbers), reward, terminated, truncated, info
+        return self._beside(observation, np.array([*taken, *paid], np.float32)), reward, terminated, truncated, info
 
     def _beside(self, observation: Any, numbers: FloatArray) -> dict[str, Any]:
         return {**(observation if self._is_dict else {SINGLE_KEY: observation}), PREVIOUS_KEY: numbers}

@@ -1,7 +1,5 @@
 """Several vectors of numbers joined to one, which a single encoder reads together, and faster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -17,17 +15,15 @@ def joined_space(space: Space) -> spaces.Box | None:
     if not isinstance(space, spaces.Dict) or shown_mask(space) or not space.spaces:
         return None
     leaves = list(space.spaces.values())
-    for leaf in leaves:
-        if not (isinstance(leaf, spaces.Box) and len(leaf.shape) < 2 and np.issubdtype(leaf.dtype, np.floating)):
-            return None
+    if not all(isinstance(s, spaces.Box) and len(s.shape) < 2 and np.issubdtype(s.dtype, np.floating) for s in leaves):
+        return None
     return spaces.Box(-np.inf, np.inf, (sum(int(np.prod(leaf.shape or ())) for leaf in leaves),), np.float32)
 
 
 def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> FloatArray:
     """The numbers [R, n] of R observations, in the order of the space."""
     rows = [np.asarray(observation[key]) for key in space.spaces]
-    joined: FloatArray = np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1, dtype=np.float32)
-    return joined
+    return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1, dtype=np.float32)
 
 
 class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -46,5 +42,4 @@ class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: dict[str, Any]) -> FloatArray:
         """The numbers in the order of the space."""
-        joined: FloatArray = np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
-        return joined
+        return np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)

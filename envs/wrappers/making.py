@@ -1,9 +1,7 @@
 """How single environments are made, with frame skip and frame stack for environments that offer neither."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +17,7 @@ from appo.envs.conversion import require_info
 from appo.envs.infos import FRAMES_KEY, InfoReader
 from appo.envs.masks import AllowedActions
 from appo.envs.outcome import reward_of, truth_of
-from appo.envs.spaces import frames_per_step
+from appo.envs.spaces import frames_per_step, layers
 from appo.envs.spec import is_channels_first
 from appo.utils.errors import UsageError
 
@@ -29,10 +27,7 @@ ATARI_FRAMES_PER_SECOND = 60.0  # of the console; the metadata of ale-py say 30,
 
 def make_registered(registration: Registration, **arguments: Any) -> gymnasium.Env[Any, Any]:
     """Make an environment without gymnasium's two wrappers that repeat checks of the group, at a cost per step."""
-    env: gymnasium.Env[Any, Any] = gymnasium.make(
-        replace(registration, order_enforce=False, disable_env_checker=True), **arguments
-    )
-    return env
+    return gymnasium.make(replace(registration, order_enforce=False, disable_env_checker=True), **arguments)
 
 
 def know_actions_sooner(env: gymnasium.Env[Any, Any]) -> None:
@@ -118,16 +113,7 @@ def make_with_flags(
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
     """Return the steps of a game per second of the game's own time, by metadata and frame skip."""
     registered = getattr(env.unwrapped, "spec", None)
-    if str(getattr(registered, "entry_point", "")).startswith("ale_py"):
-        rate = ATARI_FRAMES_PER_SECOND
-    else:
-        rate = float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
+    is_atari = str(getattr(registered, "entry_point", "")).startswith("ale_py")
+    rate = ATARI_FRAMES_PER_SECOND if is_atari else float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
     repeats = math.prod(layer.times for layer in layers(env) if isinstance(layer, RepeatAction))
     return rate / (frames_per_step(env) * repeats)
-
-
-def layers(env: Any) -> Iterator[Any]:
-    """Yield the wrappers of an environment, outermost first, and then the environment."""
-    while env is not None:
-        yield env
-        env = getattr(env, "__dict__", {}).get("env")

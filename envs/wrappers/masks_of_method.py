@@ -1,7 +1,5 @@
 """Masks from the method `action_masks` of an environment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

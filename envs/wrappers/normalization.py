@@ -1,7 +1,5 @@
 """Running statistics of environments that normalize: part of the policy, and in no checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

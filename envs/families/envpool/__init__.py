@@ -4,20 +4,13 @@ Weng et al. 2022 (arXiv:2206.10558). After the end of an episode the next step r
 action; the step returns the first observation of the next episode and a reward of 0: gymnasium's NEXT_STEP.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from appo.envs.config import EnvConfig
 from appo.envs.families.envpool.tasks import counts_frames, task_modules
-from appo.envs.family import MANY_STEPS, PIXELS, Family
+from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, Registration
 from appo.utils.errors import UsageError
 from appo.utils.values import nearest
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "envpool",
@@ -52,12 +45,12 @@ def registration(task: str) -> Registration:
     Raises:
         UsageError: envpool has no such environment.
     """
-    from gymnasium.envs.registration import EnvSpec as Registration
+    from gymnasium.envs.registration import EnvSpec
 
     tasks = task_modules()
     if task not in tasks:
         raise UsageError(f"envpool has no environment {task or 'without a name'}{nearest(task, tasks, 3)}")
-    return Registration(
+    return EnvSpec(
         id=f"envpool/{task.replace('/', '.')}",
         entry_point="appo.envs.families.envpool.pool:PoolEnv",
         vector_entry_point="appo.envs.families.envpool.pool:PoolVector",
@@ -80,8 +73,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     known = envpool.make_spec(task).config._fields
     arguments = {} if "num_threads" in config.env_kwargs else {"num_threads": 1}
     for flag, name in FLAGS.items():
-        value = getattr(config, flag)
-        if value is None:
+        if (value := getattr(config, flag)) is None:
             continue
         if name not in known or (flag == "env_frameskip" and not counts_frames(task)):
             raise UsageError(f"--{flag}={value}: {config.env} cannot do that")
@@ -89,7 +81,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
     return arguments
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one environment, which can be drawn.
 
     Raises:

@@ -1,7 +1,5 @@
 """A pool of envpool's environments as gymnasium's vector, and a pool of one as gymnasium's environment."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any

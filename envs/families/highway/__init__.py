@@ -1,18 +1,9 @@
 """highway-env's environments are made by gymnasium; pictures need no screen."""
 
-from __future__ import annotations
+from typing import Any
 
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from appo.envs.family import MLP, Family, FamilyPreset
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
+from appo.envs.config import EnvConfig
+from appo.envs.family import MLP, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration, importing
 
 NAMES = r"(highway|merge|roundabout|parking|intersection|racetrack|u-turn|two-way|exit|lane-keeping)(-\w+)*"
 
@@ -26,29 +17,20 @@ FAMILY = Family(
     claims_ids=False,
     names=NAMES,
     entry_points=r"highway_env\.",
-    register=partial(import_module, "highway_env"),
+    register=importing("highway_env"),
     # Discount, network, learning rate, minibatches and epochs of highway-env's own PPO example. A step of the game
     # takes 100 times longer than learning from the step, so many passes over little data pay.
     preset=FamilyPreset(
         ids=r"(highway|merge|roundabout|intersection|two-way|exit|u-turn)(-(fast|generic))?-v\d",
         network=MLP | {"encoder_mlp_layers": (256, 256)},
         discount=0.8,
-        learning={
-            "rollout": 16,
-            "batch_size": 64,
-            "num_batches_per_iteration": 4,
-            "ppo_epochs": 10,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 5e-4,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 16, "batch_size": 64, "num_batches_per_iteration": 4, "ppo_epochs": 10, "learning_rate": 5e-4},
     ),
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one road."""
     from appo.envs.families.highway.drawing import DrawnInMemory
     from appo.envs.wrappers.making import make_with_flags

@@ -1,19 +1,10 @@
 """MiniGrid and BabyAI show symbols as one-hot vectors and missions as words."""
 
-from __future__ import annotations
+from typing import Any
 
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from appo.envs.family import MANY_STEPS, Family, FamilyPreset
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration, importing
 from appo.utils.errors import UsageError
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
 
 FAMILY = Family(
     "MiniGrid",
@@ -26,7 +17,7 @@ FAMILY = Family(
     names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
     r"keycorridor|lavacrossing|lavagap|lockedroom|memory|multiroom|obstructedmaze|playground|putnear|redbluedoors|"
     r"simplecrossing|unlock|unlockpickup|wfc)(s?\d.*|-.*)?",
-    register=partial(import_module, "minigrid"),
+    register=importing("minigrid"),
     harmless={
         **dict.fromkeys(("size", "width", "height", "room_size", "tile_size", "agent_view_size"), 64.0),
         **dict.fromkeys(("num_rows", "num_cols", "num_quarters", "num_rooms_visited", "num_doors"), 32.0),
@@ -46,22 +37,13 @@ FAMILY = Family(
             "normalize_images": True,
             "use_rnn": True,
         },
-        learning={
-            "rollout": 32,
-            "batch_size": 512,
-            "num_batches_per_iteration": 2,
-            "ppo_epochs": 3,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 1e-3,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 32, "batch_size": 512, "num_batches_per_iteration": 2, "ppo_epochs": 3, "learning_rate": 1e-3},
     ),
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one grid world.
 
     Raises:

@@ -1,7 +1,5 @@
 """MiniGrid's observations as one-hot symbols and bags of words."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import zlib
@@ -34,9 +32,7 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
             shown["mission"] = spaces.Box(0, 1, (MISSION_SIZE,), np.uint8)
         self.observation_space = spaces.Dict(shown)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._shown(observation), info

@@ -1,18 +1,9 @@
 """VizDoom's scenarios, rendered small and fast; an episode that ends by a timeout is truncated."""
 
-from __future__ import annotations
+from typing import Any
 
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from appo.envs.family import MANY_STEPS, WEIGHT, Family, FamilyPreset
-
-if TYPE_CHECKING:
-    import gymnasium
-    from gymnasium.envs.registration import EnvSpec as Registration
-
-    from appo.envs.config import EnvConfig
+from appo.envs.config import EnvConfig
+from appo.envs.family import MANY_STEPS, SHARED_LEARNING, WEIGHT, AnyEnv, Family, FamilyPreset, Registration, importing
 
 FRAME_SKIP = 4
 WIDTH, HEIGHT = 128, 72
@@ -28,7 +19,7 @@ FAMILY = Family(
     prefixes=("Vizdoom",),
     names=r"basic|deadlycorridor|deathmatch|defendcenter|defendline|healthgathering(supreme)?|mywayhome|predictposition|"
     r"takecover",
-    register=partial(import_module, "vizdoom.gymnasium_wrapper"),
+    register=importing("vizdoom.gymnasium_wrapper"),
     flags=("res_w", "res_h"),
     # All other arguments become settings of the engine. One of the settings, `vizdoom_path`, is a program to start.
     harmless={
@@ -60,22 +51,13 @@ FAMILY = Family(
         # Batches and passes suit a machine of a few cores. Returns of VizdoomBasic after 110 s on two cores: -160 with
         # one pass over batches of 512 (as in Petrenko et al. 2020), 70 with one pass over batches of 256, and 80 with
         # these values.
-        learning={
-            "rollout": 32,
-            "batch_size": 256,
-            "num_batches_per_iteration": 4,
-            "ppo_epochs": 2,
-            "ppo_clip_ratio": 0.2,
-            "vtrace_lambda": 0.95,
-            "learning_rate": 5e-4,
-            "max_grad_norm": 0.5,
-            "exploration_loss_coeff": 0.01,
-        },
+        learning=SHARED_LEARNING
+        | {"rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 2, "learning_rate": 5e-4},
     ),
 )
 
 
-def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one game, rendered at the engine's smallest resolution that covers the size in the flags.
 
     Raises:
@@ -88,5 +70,5 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     usual = {"screen_resolution": smallest_resolution(width, height), "frame_skip": FRAME_SKIP}
     flags = {"frame_skip": config.env_frameskip, "max_episode_steps": config.horizon}
     arguments = usual | arguments | {name: value for name, value in flags.items() if value is not None}
-    env: gymnasium.Env[Any, Any] = DoomObservations(make_registered(registration, **arguments), width, height)
+    env: AnyEnv = DoomObservations(make_registered(registration, **arguments), width, height)
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)

@@ -1,7 +1,5 @@
 """VizDoom's observations, resized, with a true last frame and an honest end."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing.process
 import os
@@ -51,9 +49,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._scratch.cleanup()
             self._scratch = None  # a reset starts the engine again
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode; an engine that starts leaves files in a folder of its own."""
         running = self.unwrapped.game.is_running()  # type: ignore[attr-defined]
         if not running:
