@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from appo.utils.directories import remove_tree, replace_directory
+from appo.utils.directories import closing, remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
 from appo.utils.hashed_files import Content, ManifestEntry, chunks, opened, write_file
@@ -89,7 +89,12 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
         with own_folder(parent, make=True) as folder:
             try:
                 os.mkdir(temporary, dir_fd=folder)
-                _fill(folder, temporary, files)
+                with closing(enter(folder, temporary)) as directory:
+                    entries = {file: write_file(directory, file, content) for file, content in files.items()}
+                    _sync(directory)
+                    failpoint("ckpt.manifest")
+                    write_file(directory, MANIFEST, _encode(entries))
+                    _sync(directory)
                 failpoint("ckpt.rename")
                 replace_directory(temporary, name, dir_fd=folder)
                 failpoint("ckpt.parentsync")
@@ -97,7 +102,10 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
             finally:
                 remove_tree(temporary, dir_fd=folder)  # after success no file has the name
     except OSError as error:
-        raise ResourceError(_describe(error, parent / name)) from None
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(parent).free >> 20} MB free)"
+        raise ResourceError(f"cannot save {parent / name}: {error.strerror or error}{free}") from None
     return parent / name
 
 
@@ -230,24 +238,10 @@ def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
 def clean_temporaries(parent: Path) -> list[Path]:
     """Remove leftovers of an interrupted save or prune. Only the process with the run's lock may call."""
     leftovers = [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]
-    if leftovers:
+    for name in leftovers:
         with own_folder(parent) as folder:
-            for name in leftovers:
-                remove_tree(name, dir_fd=folder)
+            remove_tree(name, dir_fd=folder)
     return [parent / name for name in leftovers]
-
-
-def _fill(folder: int, name: str, files: Mapping[str, Content]) -> None:
-    """Write the files of a checkpoint, and last the manifest, into a new directory."""
-    directory = enter(folder, name)
-    try:
-        entries = {file: write_file(directory, file, content) for file, content in files.items()}
-        _sync(directory)
-        failpoint("ckpt.manifest")
-        write_file(directory, MANIFEST, _encode(entries))
-        _sync(directory)
-    finally:
-        os.close(directory)
 
 
 def _sync(directory: int) -> None:
@@ -255,17 +249,9 @@ def _sync(directory: int) -> None:
     os.fsync(directory)
 
 
-def _describe(error: OSError, path: Path) -> str:
-    free = ""
-    with contextlib.suppress(OSError):
-        free = f" ({shutil.disk_usage(path.parent).free >> 20} MB free)"
-    return f"cannot save {path}: {error.strerror or error}{free}"
-
-
 def _encode(entries: Mapping[str, ManifestEntry]) -> bytes:
     files = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in entries.items()}
-    text = json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True)
-    return text.encode() + b"\n"
+    return json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _manifest(directory: int, path: Path) -> dict[str, ManifestEntry]:

@@ -5,20 +5,26 @@ import ctypes
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 _RENAME_EXCHANGE = 2  # linux/fs.h
-
 _AT_FDCWD = -100  # fcntl.h
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close an open file or directory on leaving."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to the disk: only then is a renamed or new file durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_durable(path: Path) -> None:

@@ -81,18 +81,13 @@ def checked(flag: Flag, value: object) -> object:
         if value not in flag.choices:
             hint = nearest(str(value), (*flag.choices, *flag.synonyms))
             raise UsageError(f"--{flag.name}={shown(value)} is not one of {', '.join(flag.choices)}{hint}")
-    for element in value if isinstance(value, tuple) else (value,):
-        _check_limits(flag, element)
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            if flag.minimum is not None and number < flag.minimum:
+                raise UsageError(f"--{flag.name} must be at least {flag.minimum:g}, got {shown(number)}")
+            if flag.maximum is not None and number > flag.maximum:
+                raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(number)}")
     return value
-
-
-def _check_limits(flag: Flag, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return
-    if flag.minimum is not None and value < flag.minimum:
-        raise UsageError(f"--{flag.name} must be at least {flag.minimum:g}, got {shown(value)}")
-    if flag.maximum is not None and value > flag.maximum:
-        raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(value)}")
 
 
 ABSURD = 1e15
@@ -112,8 +107,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    kept = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(kept)
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 MOST_LEVELS = 100

@@ -63,10 +63,7 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         2500, "optimizer steps after which the target network becomes a copy of the trained one", minimum=1
     )
     replay_capacity: int = flag(
-        1_000_000,
-        "agent steps that the replay of the run holds; the oldest leave first",
-        minimum=1,
-        needs="actors",
+        1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1, needs="actors"
     )
     replay_compression: str = flag(
         "off",

@@ -31,10 +31,7 @@ CARTPOLE: Preset = {
     "target_update_interval": 200,
     "train_for_env_steps": 60_000,  # where the rate reaches 0
 }
-ACROBOT: Preset = {
-    **CARTPOLE,
-    "train_for_env_steps": 100_000,
-}
+ACROBOT: Preset = {**CARTPOLE, "train_for_env_steps": 100_000}
 LUNAR_LANDER: Preset = {
     **CARTPOLE,
     "batch_size": 128,

@@ -64,11 +64,7 @@ MUJOCO: Preset = {
     "with_vtrace": False,
     "gae_lambda": 0.95,
 }
-PRESETS: dict[str, Preset] = {
-    **CLASSIC,
-    **BOX2D,
-    **dict.fromkeys(MUJOCO_NAMES, MUJOCO),
-}
+PRESETS: dict[str, Preset] = {**CLASSIC, **BOX2D, **dict.fromkeys(MUJOCO_NAMES, MUJOCO)}
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
 
 BATCH_SIZE = 256
