@@ -69,11 +69,7 @@ def arm(specification: str | None = None, worker: int | None = None) -> None:
 
 
 def parse(specification: str) -> dict[str, list[_Trigger]]:
-    """Return the triggers of every place in the text.
-
-    Raises:
-        UsageError: an item is malformed, or the action is unknown.
-    """
+    """Return the triggers of every place in the text (UsageError: an item is malformed, or the action is unknown)."""
     triggers: dict[str, list[_Trigger]] = {}
     for item in filter(None, (part.strip() for part in specification.split(","))):
         match = _ITEM.fullmatch(item)

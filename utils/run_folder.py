@@ -264,11 +264,7 @@ def update_own(path: Path, *, mode: int = 0o644) -> int:
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
-    """Return a descriptor of a new file of a run, to write.
-
-    Raises:
-        OSError: the name is taken, or the file cannot be made.
-    """
+    """Return a descriptor of a new file of a run, to write (OSError: the name is taken, or the file cannot be made)."""
     with own_folder(path.parent, make=make) as folder:
         return os.open(path.name, NEW, 0o644, dir_fd=folder)
 
@@ -358,18 +354,14 @@ def append_json_line(path: Path, value: object) -> None:
 
 
 def read_own_mapping(
-    path: Path,
-    most_bytes: int = OWN_BYTES,
-    opened: Callable[[Path], BinaryIO] = open_own,
-    parse: Callable[[str], object] = json.loads,
+    path: Path, most_bytes: int = OWN_BYTES, opened: Callable[[Path], BinaryIO] = open_own
 ) -> dict[str, object]:
-    """Return the mapping in a small file of a run.
+    """Return the mapping in a small file of JSON in a run.
 
     Args:
         path: path of the file.
         most_bytes: largest size.
         opened: function that opens the file.
-        parse: function that reads the text, JSON by default.
 
     Raises:
         UsageError: the file is missing, unreadable, too large, damaged or no mapping of names.
@@ -379,7 +371,7 @@ def read_own_mapping(
             content = file.read(most_bytes + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    return parse_mapping(content, str(path), most_bytes, parse)
+    return parse_mapping(content, str(path), most_bytes)
 
 
 def parse_mapping(
@@ -442,10 +434,6 @@ def put_aside_own(path: Path) -> str:
 
 
 def rename_own(path: Path, name: str) -> None:
-    """Rename a file or folder within a folder of a run.
-
-    Raises:
-        OSError: the file cannot be renamed, or lies behind a link.
-    """
+    """Rename a file or folder within a folder of a run (OSError: the file cannot be renamed, or lies behind a link)."""
     with own_folder(path.parent) as folder:
         os.replace(path.name, name, src_dir_fd=folder, dst_dir_fd=folder)

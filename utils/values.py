@@ -49,18 +49,12 @@ def parse_words(flag: Flag, words: Sequence[str]) -> object:
     """Convert the words after a tuple or dict flag to the value; see `parse_text`."""
     if flag.kind != "dict":
         return parse_text(flag, " ".join(words))
-    merged: dict[str, object] = {}
-    for word in words:
-        merged.update(cast(dict[str, object], parse_text(flag, word)))
-    return merged
+    parsed = (cast(dict[str, object], parse_text(flag, word)) for word in words)
+    return {key: value for one in parsed for key, value in one.items()}
 
 
 def from_plain(flag: Flag, value: object) -> object:
-    """Convert a value from JSON, TOML or YAML, or a text as on the command line.
-
-    Raises:
-        UsageError: see `parse_text`.
-    """
+    """Convert a value from JSON, TOML or YAML, or a text as on the command line (UsageError: see `parse_text`)."""
     if value is None and flag.optional:
         return None
     if isinstance(value, str):

@@ -185,8 +185,19 @@ class APEX(Algorithm):
         mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in numbers}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
+            from appo.algorithms.replay.keeper import kept_shape
+            from appo.algorithms.replay.storage import num_columns
+
+            plan = replay_plan(flags).share(shards) if shards else replay_plan(flags)
+            asked = num_columns(plan, topology.rollout, topology.num_policies), topology.rollout
             for path in sorted(mine):
-                _check_shape(path, flags, topology, shards)
+                kept = kept_shape(path)
+                if kept is not None and kept != asked:
+                    raise UsageError(
+                        f"--replay_capacity={flags.replay_capacity} --rollout={flags.rollout}: the saved replay has"
+                        f" {kept[0]} trajectories of {kept[1]} steps and not {asked[0]} of {asked[1]}; give the values"
+                        f" of before, or remove {path.name} to let it fill again"
+                    )
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
@@ -259,23 +270,6 @@ class OfflineAPEX(APEX):
         ledger = LearnerLedger(trajectories, context.policy)
         return ReadBatches(
             lambda samples, columns: read(samples, columns * flags.rollout), flags.macro_batch_columns, ledger
-        )
-
-
-def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int) -> None:
-    """Refuse flags with another shape than the saved replay (UsageError)."""
-    from appo.algorithms.replay.keeper import kept_shape
-    from appo.algorithms.replay.storage import num_columns
-
-    plan = replay_plan(flags)
-    own = plan.share(shards) if shards else plan
-    asked, kept = (num_columns(own, topology.rollout, topology.num_policies), topology.rollout), kept_shape(path)
-    if kept not in (None, asked):
-        assert kept is not None
-        raise UsageError(
-            f"--replay_capacity={flags.replay_capacity} --rollout={flags.rollout}: the saved replay has {kept[0]}"
-            f" trajectories of {kept[1]} steps and not {asked[0]} of {asked[1]}; give the values of before, or remove"
-            f" {path.name} to let it fill again"
         )
 
 

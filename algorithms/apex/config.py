@@ -1,6 +1,7 @@
 """The flags of Ape-X. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
 from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig, OptimizerConfig
@@ -155,16 +156,12 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     )
 
     # Tuning and placement read these names of every algorithm.
+    num_batches_per_iteration: ClassVar[int] = 1
 
     @property
     def segment_steps(self) -> int:
         """Steps between recorded recurrent states: a whole trajectory."""
         return self.rollout
-
-    @property
-    def num_batches_per_iteration(self) -> int:
-        """Minibatches of an iteration."""
-        return 1
 
     @property
     def ppo_epochs(self) -> float:

@@ -13,18 +13,6 @@ CLASSIC_CONTROL: Preset = {
     "exploration_loss_coeff": 0.005,
     "max_grad_norm": 1.0,
 }
-CLASSIC: dict[str, Preset] = {
-    "CartPole": CLASSIC_CONTROL,
-    "Acrobot": CLASSIC_CONTROL,
-    "MountainCar": CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02},
-    "MountainCarContinuous": CLASSIC_CONTROL,
-    # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
-    # with lambda, -185 and -199 with these, in two thirds of the time.
-    "Pendulum": CLASSIC_CONTROL
-    | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
-    # A few discrete states and a rare reward need persistent exploration.
-    **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
-}
 
 # The discount is that of Raffin's tuned PPO (rl-baselines3-zoo): episodes of up to 1600 steps, the reward at the end.
 LUNAR_LANDER: Preset = {
@@ -40,12 +28,6 @@ BIPEDAL_WALKER: Preset = LUNAR_LANDER | {
     "ppo_epochs": 4,
     "ppo_clip_ratio": 0.2,
     "exploration_loss_coeff": 0.0,
-}
-BOX2D: dict[str, Preset] = {
-    "LunarLander": LUNAR_LANDER,
-    "LunarLanderContinuous": LUNAR_LANDER,
-    "BipedalWalker": BIPEDAL_WALKER,
-    "BipedalWalkerHardcore": BIPEDAL_WALKER,
 }
 
 # The settings with which Sample Factory 2 trains MuJoCo, published with its results.
@@ -64,7 +46,20 @@ MUJOCO: Preset = {
     "with_vtrace": False,
     "gae_lambda": 0.95,
 }
-PRESETS: dict[str, Preset] = {**CLASSIC, **BOX2D, **dict.fromkeys(MUJOCO_NAMES, MUJOCO)}
+PRESETS: dict[str, Preset] = {
+    **dict.fromkeys(("CartPole", "Acrobot", "MountainCarContinuous"), CLASSIC_CONTROL),
+    # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
+    # with lambda, -185 and -199 with these, in two thirds of the time.
+    "Pendulum": CLASSIC_CONTROL
+    | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
+    # A few discrete states and a rare reward need persistent exploration.
+    **dict.fromkeys(
+        ("MountainCar", "FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}
+    ),
+    **dict.fromkeys(("LunarLander", "LunarLanderContinuous"), LUNAR_LANDER),
+    **dict.fromkeys(("BipedalWalker", "BipedalWalkerHardcore"), BIPEDAL_WALKER),
+    **dict.fromkeys(MUJOCO_NAMES, MUJOCO),
+}
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
 
 BATCH_SIZE = 256

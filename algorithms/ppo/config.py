@@ -105,17 +105,14 @@ class PPOConfig(SurrogateConfig):
             UsageError: flags contradict each other.
         """
         super().check()
-        if recurrent and self.batch_size % self.segment_steps:
+        size, segment = self.microbatch_size, self.segment_steps
+        if recurrent and self.batch_size % segment:
             raise UsageError(
-                f"--batch_size={self.batch_size} is no multiple of --recurrence={self.segment_steps}, the steps of a"
+                f"--batch_size={self.batch_size} is no multiple of --recurrence={segment}, the steps of a"
                 " segment that a recurrent network is trained on"
             )
-        if self.microbatch_size:
-            self._check_microbatch(recurrent=recurrent)
-
-    def _check_microbatch(self, *, recurrent: bool) -> None:
-        """Refuse a microbatch that does not divide the batch, or flags that need whole batches (UsageError)."""
-        size, segment = self.microbatch_size, self.segment_steps
+        if not size:
+            return
         if size >= self.batch_size or self.batch_size % size:
             raise UsageError(
                 f"--microbatch_size={size} must be smaller than --batch_size={self.batch_size} and divide it; 0 = whole"

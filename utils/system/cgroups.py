@@ -8,9 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
-
 PROC = Path("/proc")
-
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number close to 2^63 for "no limit"
 
 Number = TypeVar("Number", int, float)
@@ -19,8 +17,8 @@ Number = TypeVar("Number", int, float)
 def cpu_quota(cgroups: Path, proc: Path) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and those above it; None without a quota."""
     quotas = [parse_cpu_max(kernel_text(group / "cpu.max")) for group in _groups(cgroups, proc, "")]
-    for group in _groups(cgroups, proc, "cpu"):
-        quotas.append(parse_cfs(kernel_text(group / "cpu.cfs_quota_us"), kernel_text(group / "cpu.cfs_period_us")))
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas += [parse_cfs(*(kernel_text(group / name) for name in names)) for group in _groups(cgroups, proc, "cpu")]
     return least(quotas)
 
 
