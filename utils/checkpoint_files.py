@@ -25,10 +25,8 @@ from appo.utils.system import machine
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
-
 _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_READ_ATTEMPTS = 100
 _SMALL_BYTES = 64 << 20  # there is always memory for it
 
 
@@ -156,26 +154,19 @@ def load(
     Raises:
         CheckpointError: no checkpoint can be used.
     """
-
-    def examine(path: Path) -> dict[str, bytes]:
-        files = contents(path, limit)
-        try:
-            check(files)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        return files
-
-    for _ in range(_READ_ATTEMPTS):
+    for _ in range(100):
         damaged: list[Damaged] = []
         near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
         candidates = sorted(near, key=lambda candidate: worth(candidate[1]), reverse=True)
         for step, path in candidates:
-            inode = _inode(path)
+            inode, prefix = _inode(path), ""
             try:
-                return Loaded(FoundCheckpoint(path, step, tuple(damaged)), examine(path))
+                files, prefix = contents(path, limit), f"{path}: "
+                check(files)
+                return Loaded(FoundCheckpoint(path, step, tuple(damaged)), files)
             except CheckpointError as error:
                 if inode is not None and _inode(path) == inode:
-                    damaged.append(Damaged(path, str(error)))
+                    damaged.append(Damaged(path, f"{prefix}{error}"))
         if not candidates:
             return None
         if len(damaged) == len(candidates):
@@ -202,9 +193,9 @@ def prune(parent: Path, keep: int) -> list[Path]:
     for _, path in listed(parent):
         if kept < keep:
             kept += _looks_whole(path)
-            continue
-        remove(path)
-        removed.append(path)
+        else:
+            remove(path)
+            removed.append(path)
     return removed
 
 
@@ -324,8 +315,8 @@ def listed(parent: Path) -> list[tuple[int, Path]]:
         return []
     except OSError as error:
         raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from None
-    matches = [(match, entry) for entry in entries if (match := _NAME.fullmatch(entry))]
-    return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
+    matches = filter(None, map(_NAME.fullmatch, entries))
+    return sorted(((int(match[1]), parent / match[0]) for match in matches), reverse=True)
 
 
 def listed_if_readable(parent: Path) -> list[tuple[int, Path]]:

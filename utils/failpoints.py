@@ -47,8 +47,16 @@ _active = bool(os.environ.get(VARIABLE))
 
 def failpoint(place: str) -> None:
     """Trigger the faults that `APPO_FAILPOINTS` plants at a place; takes well under 100 ns if the variable is unset."""
-    if _active:
-        _passed(place)
+    if not _active:
+        return
+    if _Armed.triggers is None:
+        arm()
+    mine = [t for t in (_Armed.triggers or {}).get(place, ()) if t.worker in (None, _Armed.worker)]
+    for trigger in mine:
+        trigger.passages += 1
+    for trigger in mine:
+        if trigger.passage in (None, trigger.passages):
+            trigger.fire(place)
 
 
 def arm(specification: str | None = None, worker: int | None = None) -> None:
@@ -63,8 +71,7 @@ def arm(specification: str | None = None, worker: int | None = None) -> None:
     """
     global _active  # noqa: PLW0603 - a module global is the cheapest switch, and the switch is on hot paths
     text = os.environ.get(VARIABLE, "") if specification is None else specification
-    _Armed.triggers = parse(text)
-    _Armed.worker = worker
+    _Armed.triggers, _Armed.worker = parse(text), worker
     _active = bool(_Armed.triggers)
 
 
@@ -97,17 +104,6 @@ def _action(item: str, action: str, value: str | None) -> Callable[[str], None]:
     except ValueError:
         raise UsageError(f"{VARIABLE}: {item!r}: {value!r} is not a number that {action} takes") from None
     raise UsageError(f"{VARIABLE}: {item!r}: actions are kill9, exit=N, raise, sleep=SECONDS and enospc")
-
-
-def _passed(place: str) -> None:
-    if _Armed.triggers is None:
-        arm()
-    mine = [t for t in (_Armed.triggers or {}).get(place, ()) if t.worker in (None, _Armed.worker)]
-    for trigger in mine:
-        trigger.passages += 1
-    for trigger in mine:
-        if trigger.passage in (None, trigger.passages):
-            trigger.fire(place)
 
 
 def _raise(place: str) -> None:

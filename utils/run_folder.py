@@ -253,14 +253,14 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
         return _open_plain(folder, path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
 
 
-def update_own(path: Path, *, mode: int = 0o644) -> int:
+def update_own(path: Path) -> int:
     """Return a descriptor of a file of a run, to read and write in place; the file is made if missing.
 
     Raises:
         OSError: see `append_to_own`.
     """
     with own_folder(path.parent) as folder:
-        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:

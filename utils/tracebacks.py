@@ -59,7 +59,7 @@ def _format(error: BaseException) -> tuple[str, bool]:
 
 
 def _is_own(filename: str) -> bool:
-    packages = ("/site-packages/", "/dist-packages/")
     if filename.endswith(COMPILED) and not os.path.isfile(filename):  # of a library that was built elsewhere
         return False
-    return not filename.startswith(NOT_THE_USERS) and not any(name in filename for name in packages)
+    is_package = "/site-packages/" in filename or "/dist-packages/" in filename
+    return not is_package and not filename.startswith(NOT_THE_USERS)

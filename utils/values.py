@@ -299,13 +299,13 @@ def _elements(text: str) -> list[str]:
 def _parse_dict(text: str) -> dict[str, object]:
     if text.lstrip().startswith("{"):
         mapping: dict[str, object] = json.loads(text)
-        if not is_plain(mapping):
-            raise ValueError(text)
-        return mapping
-    key, equals, value = text.partition("=")
-    if not key or not equals:
+        is_valid = is_plain(mapping)
+    else:
+        key, equals, value = text.partition("=")
+        mapping, is_valid = {key: parse_json_word(value)}, bool(key and equals)
+    if not is_valid:
         raise ValueError(text)
-    return {key: parse_json_word(value)}
+    return mapping
 
 
 def parse_json_word(text: str) -> object:

@@ -49,18 +49,3 @@ PRESETS: dict[str, Preset] = {
     "vizdoom": IMAGES,
 }
 """Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
-
-
-def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
-    return PRESETS.get(name, NUMBERS)
-
-
-def learning_by_kind(*, images: bool, continuous: bool) -> Preset:
-    """Return flag -> value of learning for an unknown environment.
-
-    Args:
-        images: whether observations contain images.
-        continuous: whether actions contain numbers.
-    """
-    return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {})

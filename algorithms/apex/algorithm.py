@@ -86,11 +86,11 @@ class APEX(Algorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name)
+        return presets.PRESETS.get(name, presets.IMAGES)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images)
+        return presets.IMAGES if images else presets.NUMBERS
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields, which give first priorities; values are in units of return."""

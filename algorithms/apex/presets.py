@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
     "LunarLander": LUNAR_LANDER,
     "atari": ATARI,
 }
-"""Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
+"""Name of a preset -> flags of learning. Other known environments use `IMAGES`."""
 
 NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "learning_rate", "learning_starts")} | {
     "rollout": 16,
@@ -80,13 +80,3 @@ NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "l
     "target_update_interval": 500,
 }
 IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity": 200_000}
-
-
-def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
-    return PRESETS.get(name, {"use_rnn": False, "replay_capacity": 200_000, "learning_starts": 10_000})
-
-
-def learning_by_kind(*, images: bool) -> Preset:
-    """Return flag -> value of learning for an unknown environment, with or without images."""
-    return IMAGES if images else NUMBERS

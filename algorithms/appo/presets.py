@@ -1,7 +1,7 @@
 """Presets of APPO by the names of `envs.presets`; given flags replace a preset's values."""
 
 from appo.envs.family import Preset
-from appo.envs.presets import MUJOCO_NAMES, discount_preset, family_learning
+from appo.envs.presets import MUJOCO_NAMES
 
 CLASSIC_CONTROL: Preset = {
     "rollout": 32,
@@ -83,25 +83,3 @@ IMAGES: Preset = NUMBERS | {"ppo_epochs": 2, "learning_rate": 5e-4, "max_grad_no
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
 BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS)
 """Flags that depend on the kind of observations and actions."""
-
-
-def learning_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of learning for a known environment.
-
-    Args:
-        name: name of the preset from `appo.envs.presets.find_name`.
-        device: device of the learner, `cpu` or `cuda`.
-    """
-    return discount_preset(name) | PRESETS.get(name, {}) | family_learning(name, device)
-
-
-def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
-    """Return flag -> value of learning for an unknown environment.
-
-    Args:
-        images: whether observations contain images.
-        continuous: whether actions contain numbers.
-        rollout: number of steps of a trajectory; a batch has room for at least one trajectory.
-    """
-    room = {"batch_size": rollout} if rollout > BATCH_SIZE else {}
-    return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {}) | room

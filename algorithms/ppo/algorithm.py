@@ -37,11 +37,14 @@ class PPO(ActorCriticAlgorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name)
+        return presets.PRESETS.get(name, {})
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
+        if images:
+            return presets.IMAGES
+        # With the default batch_size, an iteration of `CONTINUOUS` has 512 steps, in whole trajectories.
+        return presets.CONTINUOUS if continuous and 512 % rollout == 0 else {}
 
     def learner_class(self) -> type[PPOLearner]:
         """Return the class of the learner; the learner refuses flags that contradict the network (UsageError)."""

@@ -96,19 +96,15 @@ def parse_memory_limit(text: str) -> int | None:
 
 def number_of(text: str, key: str) -> int | None:
     """Return the number after a key, from a text with a key and a number per line; None without the key."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == key and words[1].isdigit():
-            return int(words[1])
-    return None
+    rows = (line.split() for line in text.splitlines())
+    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == key and row[1].isdigit()), None)
 
 
 def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
     """Return path by controller from /proc/self/cgroup; the name of cgroup v2 is ""."""
     paths = {}
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, found, path = rest.partition(":")
+        controllers, found, path = line.partition(":")[2].partition(":")
         if found:
             paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
     return paths

@@ -76,11 +76,9 @@ def multiplies_bf16() -> bool:
 
 def parse_bf16(text: str) -> bool:
     """Return whether the flags (x86) or features (ARM) in /proc/cpuinfo contain bf16 instructions."""
-    for line in text.splitlines():
-        name, _, flags = line.partition(":")
-        if name.strip().lower() in ("flags", "features"):
-            return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
-    return False
+    lines = (line.partition(":") for line in text.splitlines())
+    flags = next((flags for name, _, flags in lines if name.strip().lower() in ("flags", "features")), "")
+    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
 
 
 _threads = 1

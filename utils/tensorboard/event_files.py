@@ -160,10 +160,8 @@ class EventFolder:
                 head = file.read(_HEAD.size)
         except self._records.DecodeError:
             return False
-        if len(head) < _HEAD.size:
-            return True
-        length, checksum = _HEAD.unpack(head)
-        return bool(length <= _LONGEST_RECORD and checksum == self._records.checksum(head[:8]))
+        length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, None)
+        return checksum is None or bool(length <= _LONGEST_RECORD and checksum == self._records.checksum(head[:8]))
 
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of every file by name, oldest first."""
