@@ -27,7 +27,6 @@ FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
 _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_SMALL_BYTES = 64 << 20  # there is always memory for it
 
 
 class Limit(NamedTuple):
@@ -291,7 +290,8 @@ def contents(path: Path, limit: Limit | None = None) -> dict[str, bytes]:
         size = sum(entry.size for entry in manifest.values())
         if limit is not None and size > limit.num_bytes:
             raise UsageError(f"{path} has {size >> 20:,} MiB, more than {limit.num_bytes >> 20:,} MiB: {limit.reason}")
-        if size > _SMALL_BYTES and size > (free := machine.available_memory_bytes()):  # before the first byte is read
+        # There is always memory for 64 MiB.
+        if size > 64 << 20 and size > (free := machine.available_memory_bytes()):
             raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
         return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
 

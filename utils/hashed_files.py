@@ -15,8 +15,6 @@ from appo.utils.failpoints import failpoint
 from appo.utils.run_folder import NEW, enter, own_folder
 
 CHUNK_BYTES = 1 << 20
-SMALL_BYTES = 1 << 20
-
 Content = bytes | Callable[[BinaryIO], None]
 
 
@@ -94,7 +92,7 @@ def chunks(directory: int, path: Path, name: str, entry: ManifestEntry | None) -
                 raise CheckpointError(f"{path}: {name} is not a file")
             if entry is not None and status.st_size != entry.size:
                 raise CheckpointError(f"{path}: {name} has {status.st_size} bytes instead of {entry.size}")
-            if entry is None and status.st_size > SMALL_BYTES:
+            if entry is None and status.st_size > 1 << 20:
                 raise CheckpointError(f"{path}: {name} is too large")
             while chunk := os.read(descriptor, CHUNK_BYTES):
                 digest.update(chunk)

@@ -14,8 +14,6 @@ from appo.utils.errors import PACKAGE, UsageError, text_of
 
 FORMER = ("algorithms", "envs", "utils")
 """Former top-level names of subpackages of `appo`, which flags and saved runs may contain."""
-LIBRARIES = (sys.prefix, sys.base_prefix, sys.exec_prefix)
-"""Folders of installed packages."""
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -74,7 +72,8 @@ class _ClosedFolders(MetaPathFinder):
         if place not in self._suspects:
             real = os.path.realpath(place)
             near = any(_is_below(real, folder) or _is_below(folder, real) for folder in self.folders)
-            self._suspects[place] = near or not any(_is_below(real, os.path.realpath(p)) for p in LIBRARIES)
+            libraries = map(os.path.realpath, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+            self._suspects[place] = near or not any(_is_below(real, folder) for folder in libraries)
         return self._suspects[place]
 
     def _folder_of(self, spec: ModuleSpec | None) -> str | None:

@@ -49,9 +49,6 @@ REPLAY = Role(
 )
 """Role of the processes that each hold a share of the replay."""
 
-SHARE_OF_RETURNS = 3
-"""The run reports the returns of one row in three: the rows that explore least."""
-
 
 @dataclass(frozen=True)
 class APEX(Algorithm):
@@ -99,8 +96,8 @@ class APEX(Algorithm):
         return {"q_taken": Recorded(("T", "R")), "q_max": Recorded(("T", "R"))}
 
     def explores(self, row: int, rows: int) -> bool:
-        """Return whether a row belongs to the two thirds of rows that explore most."""
-        return row < rows - -(-rows // SHARE_OF_RETURNS)
+        """Return whether a row belongs to the two thirds of rows that explore most, without reported returns."""
+        return row < rows - -(-rows // 3)
 
     def make_model(self, context: Context) -> FlatModule:
         """Make a Q-network on the device, with weights drawn from torch's global generator.

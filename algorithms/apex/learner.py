@@ -21,7 +21,6 @@ TARGET = "target"
 """Name of the vector in a state that holds the weights of the target network."""
 
 Quick = Callable[[Batch, float], tuple[Tensor, Metrics]]
-MakeQuick = Callable[["ApexLearner"], Quick | None]
 
 
 class ApexLearner(FlatLearner):
@@ -40,7 +39,9 @@ class ApexLearner(FlatLearner):
 
     config: ApexConfig
 
-    def __init__(self, flat: FlatModule, config: ApexConfig, make_quick: MakeQuick | None = None) -> None:
+    def __init__(
+        self, flat: FlatModule, config: ApexConfig, make_quick: "Callable[[ApexLearner], Quick | None] | None" = None
+    ) -> None:
         assert isinstance(flat.module, QNetwork)
         super().__init__(flat, config, adam_of(flat, config), normalize_returns=False)
         self.model = flat.module

@@ -31,7 +31,6 @@ CARTPOLE: Preset = {
     "target_update_interval": 200,
     "train_for_env_steps": 60_000,  # where the rate reaches 0
 }
-ACROBOT: Preset = {**CARTPOLE, "train_for_env_steps": 100_000}
 LUNAR_LANDER: Preset = {
     **CARTPOLE,
     "batch_size": 128,
@@ -68,7 +67,7 @@ ATARI: Preset = {
 PRESETS: dict[str, Preset] = {
     "toy": {"use_rnn": False},
     "CartPole": CARTPOLE,
-    "Acrobot": ACROBOT,
+    "Acrobot": {**CARTPOLE, "train_for_env_steps": 100_000},
     "LunarLander": LUNAR_LANDER,
     "atari": ATARI,
 }

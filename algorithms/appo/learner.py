@@ -19,8 +19,6 @@ from appo.algorithms.parts.learner import ActorCriticLearner, row_of
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
 
-QuickUpdate = Callable[[Batch], Tensor]
-
 
 class Whole(NamedTuple):
     """Scalars of a whole minibatch, with which the losses of all parts add up to the loss of the whole."""
@@ -50,7 +48,7 @@ class APPOLearner(ActorCriticLearner):
         spec: EnvSpec,
         config: APPOConfig,
         seed: int,
-        make_quick: "Callable[[APPOLearner], QuickUpdate | None]" = lambda learner: None,
+        make_quick: "Callable[[APPOLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
     ) -> None:
         super().__init__(flat, spec, config, seed)
         self._make_quick = make_quick

@@ -18,8 +18,6 @@ from appo.envs.spec import EnvSpec
 
 ADVANTAGE_SQUARE = "advantage_square"
 """Name of the vector in a state that holds the running mean square of advantages; 0 before the first batch."""
-LEAST_NORM = 1e-3
-"""Smallest divisor of advantages: advantages near 0 are noise, and stay small."""
 
 
 class CloningLearner(ActorCriticLearner):
@@ -100,7 +98,7 @@ class MarwilLearner(CloningLearner):
         square, running = losses.masked_mean(advantage.square(), valid), self.further[ADVANTAGE_SQUARE]
         rate = torch.where(running > 0, torch.full_like(running, c.advantage_norm_rate), 1.0)  # 1: the first batch
         running.lerp_(torch.where(square.isfinite(), square.double(), running), rate)
-        norm = running.sqrt().float().clamp(min=LEAST_NORM).squeeze(0)
+        norm = running.sqrt().float().clamp(min=1e-3).squeeze(0)  # advantages near 0 are noise, and stay small
         weight = (c.beta * advantage / norm).exp().clamp(max=c.max_weight)
         terms = {
             "policy_loss": -weight * policy.log_prob(batch.action),

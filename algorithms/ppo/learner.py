@@ -24,12 +24,8 @@ from appo.envs.spec import MASK_KEY, EnvSpec
 
 RATIO_MAX = "ratio_max"
 """The metric that is a maximum over the parts of a minibatch, not a mean."""
-
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
-
-KL_TOLERANCE = 1.5
-"""Factor of `--target_kl` at which an iteration ends, as in Stable-Baselines3."""
 
 
 class PPOLearner(ActorCriticLearner):
@@ -100,7 +96,7 @@ class PPOLearner(ActorCriticLearner):
     def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
         target = self.config.target_kl
-        return target > 0 and float(metrics[KL].detach()) > KL_TOLERANCE * target
+        return target > 0 and float(metrics[KL].detach()) > 1.5 * target  # the factor of Stable-Baselines3
 
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
-_UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number close to 2^63 for "no limit"
 
 Number = TypeVar("Number", int, float)
 
@@ -91,7 +90,7 @@ def parse_memory_limit(text: str) -> int | None:
         limit = int(text)
     except ValueError:
         return None
-    return limit if 0 <= limit < _UNLIMITED_BYTES else None
+    return limit if 0 <= limit < 1 << 60 else None  # cgroup v1 writes a number close to 2^63 for "no limit"
 
 
 def number_of(text: str, key: str) -> int | None:

@@ -20,9 +20,7 @@ HPARAMS = "_hparams_/"
 """Begin of the tags of the table of hyperparameters."""
 
 _HEAD = struct.Struct("<QI")  # length and its checksum
-_FRAME_BYTES = _HEAD.size + 4
 _LONGEST_RECORD = 64 << 20
-_EMPTY_BYTES = 64  # of a file without events, which contains only its version
 
 
 class Records(NamedTuple):
@@ -155,7 +153,7 @@ class EventFolder:
             with open_own(path) as file:
                 for content in contents(file):
                     self._records.Event.FromString(content)
-                    size += _FRAME_BYTES + len(content)
+                    size += _HEAD.size + len(content) + 4
                 file.seek(size)
                 head = file.read(_HEAD.size)
         except self._records.DecodeError:
@@ -191,6 +189,6 @@ class EventFolder:
                     yield record
 
         replace_own(path, kept())
-        if size <= _EMPTY_BYTES:
+        if size <= 64:  # only the version
             remove_own(path)
         return size

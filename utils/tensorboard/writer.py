@@ -14,8 +14,7 @@ from appo.utils.run_folder import remove_own
 from appo.utils.tensorboard.event_files import EVENTS, EventFile, EventFolder, load_records
 from appo.utils.tensorboard.summaries import histogram_of, image_of, table_of_runs
 
-_RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to the longest
-_LONGEST_RETRY_SECONDS = 30.0
+_RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to 30 s
 
 
 class _Event(NamedTuple):
@@ -147,7 +146,7 @@ class EventWriter:
                 with self._changed:
                     self.dropped += len(events)
                     self._changed.wait_for(lambda: self._closing, timeout=pause)
-                pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
+                pause = min(2 * pause, 30.0)
         self._abandon()
 
     def _write(self, events: list[_Event]) -> None:
