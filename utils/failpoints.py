@@ -94,16 +94,13 @@ def _action(item: str, action: str, value: str | None) -> Callable[[str], None]:
     plain = {"kill9": lambda place: os.kill(os.getpid(), signal.SIGKILL), "raise": _raise, "enospc": _enospc}
     if action in plain and value is None:
         return plain[action]
+    if action not in ("exit", "sleep") or value is None:
+        raise UsageError(f"{VARIABLE}: {item!r}: actions are kill9, exit=N, raise, sleep=SECONDS and enospc")
     try:
-        if action == "exit" and value is not None:
-            code = int(value)
-            return lambda place: os._exit(code)
-        if action == "sleep" and value is not None:
-            seconds = float(value)
-            return lambda place: time.sleep(seconds)
+        number = int(value) if action == "exit" else float(value)
     except ValueError:
         raise UsageError(f"{VARIABLE}: {item!r}: {value!r} is not a number that {action} takes") from None
-    raise UsageError(f"{VARIABLE}: {item!r}: actions are kill9, exit=N, raise, sleep=SECONDS and enospc")
+    return lambda place: os._exit(int(number)) if action == "exit" else time.sleep(number)
 
 
 def _raise(place: str) -> None:

@@ -42,8 +42,7 @@ class HashingFile(io.RawIOBase):
 
     def write(self, content: object, /) -> int:
         """Append bytes; return how many."""
-        view = memoryview(cast("bytes", content)).cast("B")
-        done = 0
+        view, done = memoryview(cast("bytes", content)).cast("B"), 0
         while done < len(view):
             failpoint("ckpt.write")
             written = os.write(self._descriptor, view[done : done + CHUNK_BYTES])

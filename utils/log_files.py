@@ -17,8 +17,7 @@ def tail(path: Path, lines: int) -> list[str]:
         return []
     try:
         with open_own(path) as file:
-            start = file.seek(0, os.SEEK_END)
-            content = b""
+            start, content = file.seek(0, os.SEEK_END), b""
             while start > 0 and content.count(b"\n") <= lines:
                 block = min(_BLOCK_BYTES, start)
                 start -= block

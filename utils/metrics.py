@@ -191,11 +191,11 @@ def _policy_of(record: Mapping[str, Any]) -> float | None:
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for other lines, such as a line torn by a crash."""
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
         record = json.loads(line)
-        if isinstance(record, dict):
-            return record
-    return None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -220,9 +220,7 @@ def is_plain(value: object) -> bool:
         return all(isinstance(key, str) and is_plain(element) for key, element in value.items())
     if isinstance(value, (list, tuple)):
         return all(is_plain(element) for element in value)
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, (str, int, bool))
+    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (str, int))
 
 
 def json_text(value: object) -> str:

@@ -66,13 +66,12 @@ class APEX(Algorithm):
         flags.check()
         if flags.replay_compression == "lz4" and find_spec("lz4") is None:
             raise UsageError('--replay_compression=lz4 needs the package lz4: pip install "appo[lz4]"')
-        kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
         if spec is not None and any(spec.action.is_real):
             raise UsageError(
                 "--algo=APEX needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
                 " APPO or PPO"
             )
-        if "bernoulli" in kinds:
+        if spec is not None and any(part.kind == "bernoulli" for part in spec.action.parts):
             raise UsageError(
                 "--algo=APEX needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones"
             )
@@ -130,8 +129,7 @@ class APEX(Algorithm):
         let_act(flat, context.model, context.precision, context.device)
         epsilon = None
         if context.arena is not None:
-            groups = context.arena["Trajectories.group_counts"].shape[0]
-            rows = groups * context.arena["Trajectories.valid"].shape[2]
+            rows = len(context.arena["Trajectories.group_counts"]) * context.arena["Trajectories.valid"].shape[2]
             epsilon = epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
         return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=context.flags.value_rescaling)
 

@@ -173,11 +173,6 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         """Trajectories with as many steps as a batch."""
         return self.batch_size // self.rollout
 
-    @property
-    def updates_per_publication(self) -> int:
-        """Optimizer steps between two publications of weights."""
-        return max(1, round(self.max_weight_sync_delay * (self.replay_ratio or 1.0) / self.batch_size))
-
     def one_update(self, size: int) -> "ApexConfig":
         """Return flags for training once on so many new samples, for measuring time."""
         return replace(self, batch_size=size, replay_ratio=1.0, learning_starts=1, replay_capacity=16 * size)

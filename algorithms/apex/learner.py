@@ -64,17 +64,17 @@ class ApexLearner(FlatLearner):
             batch: batch of a `ReplaySource`, on the device of the model.
             progress: used share of the training budget, in [0, 1]; drives schedules.
         """
+        c = self.config
         self.optimizer.follow(progress)
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
         self.step(error >= 0, metrics)
-        self._metric_count += 1
         self.statistics.update(batch, [])
-        self.updates += 1
-        if self.updates % self.config.target_update_interval == 0:
+        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        if self.updates % c.target_update_interval == 0:
             self.target.flat.copy_(self.flat.flat)
-        if self.updates % self.config.updates_per_publication == 0:
+        if self.updates % max(1, round(c.max_weight_sync_delay * (c.replay_ratio or 1.0) / c.batch_size)) == 0:
             self.version += 1
-        yield {"priority": error.cpu().numpy(), "flags": self.config}
+        yield {"priority": error.cpu().numpy(), "flags": c}
 
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Set the gradient of a batch; return the errors and metrics of `loss`."""

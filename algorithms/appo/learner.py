@@ -83,8 +83,7 @@ class APPOLearner(ActorCriticLearner):
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
             if i == len(plan) - 1:
                 self.statistics.update(batch, targets)
-            self.updates += 1
-            self.version += 1
+            self.updates, self.version = self.updates + 1, self.version + 1
             yield
 
     def update(self, batch: Batch) -> Tensor:

@@ -96,6 +96,5 @@ class FittedQ:
 
     @staticmethod
     def _q(network: ActorCritic, obs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        first = torch.ones(len(rows), dtype=torch.bool)
-        seen = {key: values[rows] for key, values in obs.items()}
+        seen, first = {key: values[rows] for key, values in obs.items()}, torch.ones(len(rows), dtype=torch.bool)
         return network.act(seen, first, torch.zeros(len(rows), network.rnn_state_size))[0]

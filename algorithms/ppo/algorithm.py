@@ -60,10 +60,11 @@ class PPO(ActorCriticAlgorithm):
 
         # With several policies, two learners that hold slots could wait for each other forever, so slots are not held.
         # Fast actors then fill iterations before slow actors finish. Steps older than one iteration are discarded.
-        lag = 2 if context.num_policies > 1 else None
         flags, alone = context.flags, context.num_policies == 1
-        hold = not flags.streams
-        source = make_column_batches(context, trajectories, sampling, device, hold=hold, max_policy_lag=lag)
+        lag = None if alone else 2
+        source = make_column_batches(
+            context, trajectories, sampling, device, hold=not flags.streams, max_policy_lag=lag
+        )
         if not flags.streams:
             return source
         return StreamedBatches(source, flags.batch_size // flags.microbatch_size, on_policy=alone)

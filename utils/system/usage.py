@@ -37,8 +37,7 @@ class Descendants:
         if self._calls % self.SCAN_CALLS == 0:
             self._known = self._process.children(recursive=True)
         self._calls += 1
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        living = 0.0
+        ended, living = resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
         for process in self._known:
             with contextlib.suppress(psutil().Error):  # the process has ended
                 times = process.cpu_times()

@@ -36,8 +36,7 @@ class Records(NamedTuple):
     def framed(self, content: bytes) -> bytes:
         """Return a record as a file contains it: length, its checksum, content, its checksum."""
         length = struct.pack("<Q", len(content))
-        checksums = [struct.pack("<I", self.checksum(part)) for part in (length, content)]
-        return b"".join((length, checksums[0], content, checksums[1]))
+        return b"".join(part + struct.pack("<I", self.checksum(part)) for part in (length, content))
 
 
 def load_records() -> Records:
