@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from appo.utils.directories import remove_tree, replace_directory
+from appo.utils.directories import closing, remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
 from appo.utils.hashed_files import Content, ManifestEntry, chunks, opened, write_file
@@ -25,11 +25,8 @@ from appo.utils.system import machine
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
-
 _NAME = re.compile(r"ckpt_(\d{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_READ_ATTEMPTS = 100
-_SMALL_BYTES = 64 << 20  # there is always memory for it
 
 
 class Limit(NamedTuple):
@@ -89,7 +86,12 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
         with own_folder(parent, make=True) as folder:
             try:
                 os.mkdir(temporary, dir_fd=folder)
-                _fill(folder, temporary, files)
+                with closing(enter(folder, temporary)) as directory:
+                    entries = {file: write_file(directory, file, content) for file, content in files.items()}
+                    _sync(directory)
+                    failpoint("ckpt.manifest")
+                    write_file(directory, MANIFEST, _encode(entries))
+                    _sync(directory)
                 failpoint("ckpt.rename")
                 replace_directory(temporary, name, dir_fd=folder)
                 failpoint("ckpt.parentsync")
@@ -97,7 +99,10 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
             finally:
                 remove_tree(temporary, dir_fd=folder)  # after success no file has the name
     except OSError as error:
-        raise ResourceError(_describe(error, parent / name)) from None
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(parent).free >> 20} MB free)"
+        raise ResourceError(f"cannot save {parent / name}: {error.strerror or error}{free}") from None
     return parent / name
 
 
@@ -148,26 +153,19 @@ def load(
     Raises:
         CheckpointError: no checkpoint can be used.
     """
-
-    def examine(path: Path) -> dict[str, bytes]:
-        files = contents(path, limit)
-        try:
-            check(files)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from None
-        return files
-
-    for _ in range(_READ_ATTEMPTS):
+    for _ in range(100):
         damaged: list[Damaged] = []
         near = (one for one in listed(parent) if at_most is None or one[0] <= at_most)
         candidates = sorted(near, key=lambda candidate: worth(candidate[1]), reverse=True)
         for step, path in candidates:
-            inode = _inode(path)
+            inode, prefix = _inode(path), ""
             try:
-                return Loaded(FoundCheckpoint(path, step, tuple(damaged)), examine(path))
+                files, prefix = contents(path, limit), f"{path}: "
+                check(files)
+                return Loaded(FoundCheckpoint(path, step, tuple(damaged)), files)
             except CheckpointError as error:
                 if inode is not None and _inode(path) == inode:
-                    damaged.append(Damaged(path, str(error)))
+                    damaged.append(Damaged(path, f"{prefix}{error}"))
         if not candidates:
             return None
         if len(damaged) == len(candidates):
@@ -194,9 +192,9 @@ def prune(parent: Path, keep: int) -> list[Path]:
     for _, path in listed(parent):
         if kept < keep:
             kept += _looks_whole(path)
-            continue
-        remove(path)
-        removed.append(path)
+        else:
+            remove(path)
+            removed.append(path)
     return removed
 
 
@@ -230,24 +228,10 @@ def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
 def clean_temporaries(parent: Path) -> list[Path]:
     """Remove leftovers of an interrupted save or prune. Only the process with the run's lock may call."""
     leftovers = [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]
-    if leftovers:
+    for name in leftovers:
         with own_folder(parent) as folder:
-            for name in leftovers:
-                remove_tree(name, dir_fd=folder)
+            remove_tree(name, dir_fd=folder)
     return [parent / name for name in leftovers]
-
-
-def _fill(folder: int, name: str, files: Mapping[str, Content]) -> None:
-    """Write the files of a checkpoint, and last the manifest, into a new directory."""
-    directory = enter(folder, name)
-    try:
-        entries = {file: write_file(directory, file, content) for file, content in files.items()}
-        _sync(directory)
-        failpoint("ckpt.manifest")
-        write_file(directory, MANIFEST, _encode(entries))
-        _sync(directory)
-    finally:
-        os.close(directory)
 
 
 def _sync(directory: int) -> None:
@@ -255,17 +239,9 @@ def _sync(directory: int) -> None:
     os.fsync(directory)
 
 
-def _describe(error: OSError, path: Path) -> str:
-    free = ""
-    with contextlib.suppress(OSError):
-        free = f" ({shutil.disk_usage(path.parent).free >> 20} MB free)"
-    return f"cannot save {path}: {error.strerror or error}{free}"
-
-
 def _encode(entries: Mapping[str, ManifestEntry]) -> bytes:
     files = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in entries.items()}
-    text = json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True)
-    return text.encode() + b"\n"
+    return json.dumps({"files": files, "format_version": FORMAT_VERSION}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _manifest(directory: int, path: Path) -> dict[str, ManifestEntry]:
@@ -314,7 +290,8 @@ def contents(path: Path, limit: Limit | None = None) -> dict[str, bytes]:
         size = sum(entry.size for entry in manifest.values())
         if limit is not None and size > limit.num_bytes:
             raise UsageError(f"{path} has {size >> 20:,} MiB, more than {limit.num_bytes >> 20:,} MiB: {limit.reason}")
-        if size > _SMALL_BYTES and size > (free := machine.available_memory_bytes()):  # before the first byte is read
+        # There is always memory for 64 MiB.
+        if size > 64 << 20 and size > (free := machine.available_memory_bytes()):
             raise ResourceError(f"{path} has {size >> 20} MiB, of memory {free >> 20} MiB are free")
         return {name: b"".join(chunks(directory, path, name, entry)) for name, entry in manifest.items()}
 
@@ -338,8 +315,8 @@ def listed(parent: Path) -> list[tuple[int, Path]]:
         return []
     except OSError as error:
         raise CheckpointError(f"{parent}: cannot list checkpoints: {error.strerror}") from None
-    matches = [(match, entry) for entry in entries if (match := _NAME.fullmatch(entry))]
-    return sorted(((int(match[1]), parent / entry) for match, entry in matches), reverse=True)
+    matches = filter(None, map(_NAME.fullmatch, entries))
+    return sorted(((int(match[1]), parent / match[0]) for match in matches), reverse=True)
 
 
 def listed_if_readable(parent: Path) -> list[tuple[int, Path]]:

@@ -7,8 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
+from appo.utils.directories import closing
 from appo.utils.errors import PACKAGE, UsageError
 from appo.utils.flags import Flag
 from appo.utils.values import (
@@ -24,20 +26,10 @@ from appo.utils.values import (
     shown,
 )
 
-METAVARS = {
-    "int": "INT",
-    "float": "FLOAT",
-    "bool": "BOOL",
-    "str": "TEXT",
-    "ints": "INTS",
-    "strs": "WORDS",
-    "dict": "K=V",
-}
-LISTS = ("ints", "strs", "dict")
+LISTS = {"ints": "INTS", "strs": "WORDS", "dict": "K=V"}
+METAVARS = {"int": "INT", "float": "FLOAT", "bool": "BOOL", "str": "TEXT", **LISTS}
 PLAIN_WORD = re.compile(r"(?!(?i:none)$)[\w./:@+][^\s,=()\[\]{}\"']*")
 """Words that stand for themselves in a list, and as a key."""
-DESCRIPTION = "Booleans: --x or --x=True, --no_x or --x=False. Also: --help, --version."
-
 Groups = Mapping[str, Mapping[str, Flag]]
 """Title of a part -> its flags by name."""
 
@@ -72,7 +64,12 @@ def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[s
     """
     spoken, strangers = _parser("", {"": flags}, {}).parse_known_args(_normalized(underscored(argv), flags))
     if strangers:
-        raise _stranger(strangers, flags)
+        named = [word for word in strangers if word.startswith("-")]
+        if not named:
+            raise UsageError(f"unexpected word {shown(strangers[0])}: flags are given as --name=value")
+        known = ["help", "version"] + [name for flag in flags.values() for name in (flag.name, *flag.aliases)]
+        known += [negation(name) for name, flag in flags.items() if flag.kind == "bool"]
+        raise UnknownFlag(named[0].partition("=")[0], known)
     given: dict[str, object] = {}
     for name, words in vars(spoken).items():
         flag = flags[name]
@@ -170,9 +167,8 @@ def flush_or_drop() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
-        os.close(devnull)
+        with closing(os.open(os.devnull, os.O_WRONLY)) as devnull:
+            os.dup2(devnull, sys.stdout.fileno())
 
 
 def negation(name: str) -> str:
@@ -181,13 +177,10 @@ def negation(name: str) -> str:
 
 
 def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser:
-    def formatter(prog: str) -> argparse.HelpFormatter:
-        return argparse.HelpFormatter(prog, max_help_position=32, width=110)
-
     parser = _Parser(
         usage=usage or None,
-        description=DESCRIPTION,
-        formatter_class=formatter,
+        description="Booleans: --x or --x=True, --no_x or --x=False. Also: --help, --version.",
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=32, width=110),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,
@@ -195,18 +188,14 @@ def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser
     for title, flags in groups.items():
         group = parser.add_argument_group(title)
         for flag in flags.values():
-            _add(group, flag, preset)
+            names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+            choices = "|".join(flag.choices) + ("; " if flag.choices else "")
+            default = words_of(preset.get(flag.name, flag.default)) + (" by preset" if flag.name in preset else "")
+            text = f"{flag.help} ({choices}default: {default})".replace("%", "%%")
+            alone = "True" if flag.kind == "bool" else flag.alone
+            nargs = "?" if alone is not None else "*" if flag.kind in LISTS else None
+            group.add_argument(*names, dest=flag.name, nargs=nargs, const=alone, metavar=METAVARS[flag.kind], help=text)
     return parser
-
-
-def _add(group: "argparse._ArgumentGroup", flag: Flag, preset: Mapping[str, object]) -> None:
-    names = [f"--{name}" for name in (flag.name, *flag.aliases)]
-    choices = "|".join(flag.choices)
-    default = words_of(preset.get(flag.name, flag.default)) + (" by preset" if flag.name in preset else "")
-    text = f"{flag.help} ({choices + '; ' if choices else ''}default: {default})".replace("%", "%%")
-    alone = "True" if flag.kind == "bool" else flag.alone
-    nargs = "?" if alone is not None else "*" if flag.kind in LISTS else None
-    group.add_argument(*names, dest=flag.name, nargs=nargs, const=alone, metavar=METAVARS[flag.kind], help=text)
 
 
 def words_of(value: object) -> str:
@@ -241,12 +230,8 @@ def _entries(mapping: Mapping[str, object]) -> list[str]:
     """Return words like key=value that a flag reads as a mapping, or JSON if a word would be read otherwise."""
     if not all(PLAIN_WORD.fullmatch(key) for key in mapping):
         return [json.dumps(mapping)]
-    return [f"{key}={_entry(value)}" for key, value in mapping.items()]
-
-
-def _entry(value: object) -> str:
-    plain = isinstance(value, str) and value.isprintable() and parse_json_word(value) == value
-    return str(value) if plain else json.dumps(value)
+    plain = {k for k, v in mapping.items() if isinstance(v, str) and v.isprintable() and parse_json_word(v) == v}
+    return [f"{key}={value if key in plain else json.dumps(value)}" for key, value in mapping.items()]
 
 
 def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
@@ -256,26 +241,12 @@ def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
     for word in argv:
         option, equals, value = word.partition("=")
         if option in off:
-            words.append(f"--{off[option]}={_opposite(option, value if equals else 'True')}")
+            try:
+                words.append(f"--{off[option]}={not parse_bool(value if equals else 'True')}")
+            except ValueError:
+                raise UsageError(f"{option} must be True or False, got {shown(value)}") from None
         elif re.match(r"-\.?\d", word) and words and words[-1].startswith("--") and "=" not in words[-1]:
             words[-1] += f"={word}"
         else:
             words.append(word)
     return words
-
-
-def _opposite(option: str, value: str) -> bool:
-    try:
-        return not parse_bool(value)
-    except ValueError:
-        raise UsageError(f"{option} must be True or False, got {shown(value)}") from None
-
-
-def _stranger(words: Sequence[str], flags: Mapping[str, Flag]) -> UsageError:
-    """Return the error about words that argparse could not place."""
-    named = [word for word in words if word.startswith("-")]
-    if not named:
-        return UsageError(f"unexpected word {shown(words[0])}: flags are given as --name=value")
-    known = ["help", "version"] + [name for flag in flags.values() for name in (flag.name, *flag.aliases)]
-    known += [negation(name) for name, flag in flags.items() if flag.kind == "bool"]
-    return UnknownFlag(named[0].partition("=")[0], known)

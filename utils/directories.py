@@ -5,20 +5,23 @@ import ctypes
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-_RENAME_EXCHANGE = 2  # linux/fs.h
 
-_AT_FDCWD = -100  # fcntl.h
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close an open file or directory on leaving."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to the disk: only then is a renamed or new file durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_durable(path: Path) -> None:
@@ -63,10 +66,10 @@ def remove_tree(path: str | Path, *, dir_fd: int | None = None) -> None:
 
 def _exchange(first: str | Path, second: str | Path, dir_fd: int | None) -> bool:
     """Swap two names in one step (renameat2); return False if libc or the file system has no exchange."""
-    place = _AT_FDCWD if dir_fd is None else dir_fd
+    place = -100 if dir_fd is None else dir_fd  # AT_FDCWD of fcntl.h
     with contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.renameat2(place, os.fsencode(first), place, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        if libc.renameat2(place, os.fsencode(first), place, os.fsencode(second), 2) == 0:  # RENAME_EXCHANGE of fs.h
             return True
         number = ctypes.get_errno()
         if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):

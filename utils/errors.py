@@ -124,9 +124,8 @@ def _place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
-    path = Path(frames[-1].filename)
-    line = f": {frames[-1].line}" if frames[-1].line else ""
-    return f"no text, in {path.parent.name}/{path.name}, line {frames[-1].lineno}{line}"
+    path, line = Path(frames[-1].filename), frames[-1].line
+    return f"no text, in {path.parent.name}/{path.name}, line {frames[-1].lineno}{f': {line}' if line else ''}"
 
 
 def lack_of(error: BaseException) -> ResourceError | None:
@@ -142,9 +141,16 @@ def lack_of(error: BaseException) -> ResourceError | None:
         return ResourceError("no more threads may be started: `ulimit -u`, or pids.max of the cgroup, allows too few")
     if isinstance(error, OSError) and error.errno in LACKS:
         return ResourceError(f"{LACKS[error.errno]} ({text})")
-    lack = without_gpu_memory(error)
-    if lack is not None:
-        lack.traceback = "".join(traceback.format_exception(error))
+    # torch's error is recognized by name, without importing torch.
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if ("torch", "OutOfMemoryError") not in kinds:
+        return None
+    first, *_ = str(error).splitlines() or [""]
+    lack = ResourceError(
+        "the GPU has too little free memory: lower --microbatch_size or --batch_size, --num_policies or the network's"
+        f" sizes, or end other programs that use it ({first[:200]})"
+    )
+    lack.traceback = "".join(traceback.format_exception(error))
     return lack
 
 
@@ -155,18 +161,3 @@ LACKS = {
     errno.ENFILE: "the machine has too many files open",
 }
 """Number of an error -> the missing resource."""
-
-
-def without_gpu_memory(error: BaseException) -> ResourceError | None:
-    """Return the line for the user if a GPU had no memory left; None for all other errors.
-
-    torch's error is recognized by name, without importing torch.
-    """
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
-    if ("torch", "OutOfMemoryError") not in kinds:
-        return None
-    first, *_ = str(error).splitlines() or [""]
-    return ResourceError(
-        "the GPU has too little free memory: lower --microbatch_size or --batch_size, --num_policies or the network's"
-        f" sizes, or end other programs that use it ({first[:200]})"
-    )

@@ -47,8 +47,16 @@ _active = bool(os.environ.get(VARIABLE))
 
 def failpoint(place: str) -> None:
     """Trigger the faults that `APPO_FAILPOINTS` plants at a place; takes well under 100 ns if the variable is unset."""
-    if _active:
-        _passed(place)
+    if not _active:
+        return
+    if _Armed.triggers is None:
+        arm()
+    mine = [t for t in (_Armed.triggers or {}).get(place, ()) if t.worker in (None, _Armed.worker)]
+    for trigger in mine:
+        trigger.passages += 1
+    for trigger in mine:
+        if trigger.passage in (None, trigger.passages):
+            trigger.fire(place)
 
 
 def arm(specification: str | None = None, worker: int | None = None) -> None:
@@ -63,17 +71,12 @@ def arm(specification: str | None = None, worker: int | None = None) -> None:
     """
     global _active  # noqa: PLW0603 - a module global is the cheapest switch, and the switch is on hot paths
     text = os.environ.get(VARIABLE, "") if specification is None else specification
-    _Armed.triggers = parse(text)
-    _Armed.worker = worker
+    _Armed.triggers, _Armed.worker = parse(text), worker
     _active = bool(_Armed.triggers)
 
 
 def parse(specification: str) -> dict[str, list[_Trigger]]:
-    """Return the triggers of every place in the text.
-
-    Raises:
-        UsageError: an item is malformed, or the action is unknown.
-    """
+    """Return the triggers of every place in the text (UsageError: an item is malformed, or the action is unknown)."""
     triggers: dict[str, list[_Trigger]] = {}
     for item in filter(None, (part.strip() for part in specification.split(","))):
         match = _ITEM.fullmatch(item)
@@ -91,27 +94,13 @@ def _action(item: str, action: str, value: str | None) -> Callable[[str], None]:
     plain = {"kill9": lambda place: os.kill(os.getpid(), signal.SIGKILL), "raise": _raise, "enospc": _enospc}
     if action in plain and value is None:
         return plain[action]
+    if action not in ("exit", "sleep") or value is None:
+        raise UsageError(f"{VARIABLE}: {item!r}: actions are kill9, exit=N, raise, sleep=SECONDS and enospc")
     try:
-        if action == "exit" and value is not None:
-            code = int(value)
-            return lambda place: os._exit(code)
-        if action == "sleep" and value is not None:
-            seconds = float(value)
-            return lambda place: time.sleep(seconds)
+        number = int(value) if action == "exit" else float(value)
     except ValueError:
         raise UsageError(f"{VARIABLE}: {item!r}: {value!r} is not a number that {action} takes") from None
-    raise UsageError(f"{VARIABLE}: {item!r}: actions are kill9, exit=N, raise, sleep=SECONDS and enospc")
-
-
-def _passed(place: str) -> None:
-    if _Armed.triggers is None:
-        arm()
-    mine = [t for t in (_Armed.triggers or {}).get(place, ()) if t.worker in (None, _Armed.worker)]
-    for trigger in mine:
-        trigger.passages += 1
-    for trigger in mine:
-        if trigger.passage in (None, trigger.passages):
-            trigger.fire(place)
+    return lambda place: os._exit(int(number)) if action == "exit" else time.sleep(number)
 
 
 def _raise(place: str) -> None:

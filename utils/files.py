@@ -10,10 +10,10 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
+from appo.utils.directories import closing
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import read_own_mapping
+from appo.utils.run_folder import parse_mapping
 from appo.utils.values import shown
 
 SETTINGS_BYTES = 1 << 18
@@ -50,25 +50,22 @@ def read_mapping(path: Path) -> dict[str, object]:
     """
     parsers: dict[str, Callable[[str], object]] = {".toml": tomllib.loads, ".yaml": _load_yaml, ".yml": _load_yaml}
     try:
-        return read_own_mapping(path, SETTINGS_BYTES, _open_settings, parsers.get(path.suffix.lower(), json.loads))
+        with closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as descriptor:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise _NoSettings("it is no plain file (a folder, pipe or device)")
+            if found.st_size > SETTINGS_BYTES:
+                raise _NoSettings(f"it is larger than {SETTINGS_BYTES >> 10} KiB, no settings are")
+            content = os.fdopen(descriptor, "rb", closefd=False).read(SETTINGS_BYTES + 1)
+        return parse_mapping(content, str(path), SETTINGS_BYTES, parsers.get(path.suffix.lower(), json.loads))
     except _NoSettings as error:
         raise UsageError(f"cannot use {path}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
 class _NoSettings(Exception):
     """A file, or a part of its content, that settings never need."""
-
-
-def _open_settings(path: Path) -> BinaryIO:
-    """Open a plain file of at most `SETTINGS_BYTES`, without waiting for the writer of a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    is_plain = stat.S_ISREG(found.st_mode)
-    if is_plain and found.st_size <= SETTINGS_BYTES:
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    too_large = f"it is larger than {SETTINGS_BYTES >> 10} KiB, no settings are"
-    raise _NoSettings(too_large if is_plain else "it is no plain file (a folder, pipe or device)")
 
 
 def _load_yaml(text: str) -> object:

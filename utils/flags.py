@@ -85,7 +85,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     default: T,
     help: str,
     *,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str] = (),
     minimum: float | None = None,
     maximum: float | None = None,
     mutation: Mutation | None = None,
@@ -100,25 +100,11 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     needs: str = "",
 ) -> T:
     """Declare a flag: the default and description of a dataclass field (see `Flag` for the arguments)."""
-    metadata = {
-        "help": help,
-        "choices": tuple(choices or ()),
-        "synonyms": dict(synonyms or {}),
-        "minimum": minimum,
-        "maximum": maximum,
-        "mutation": mutation,
-        "mutation_range": mutation_range,
-        "fixed_on_resume": fixed_on_resume,
-        "aliases": tuple(aliases),
-        "alone": alone,
-        "harmless": harmless,
-        "before": before,
-        "elements": elements,
-        "needs": needs,
-    }
+    # All arguments but the default, as `Flag` takes them.
+    metadata = locals() | {"choices": tuple(choices), "synonyms": dict(synonyms or {}), "aliases": tuple(aliases)}
+    del metadata["default"]
     if isinstance(default, dict):
-        content = default
-        return cast(T, dataclasses.field(default_factory=lambda: dict(content), metadata=metadata))
+        return cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -141,8 +127,8 @@ def same_flag(cls: type, name: str, help: str = "", **changed: Any) -> Any:
         changed: `default` and arguments of `flag` with other values.
     """
     declared = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    usual = declared.default_factory() if declared.default is dataclasses.MISSING else declared.default
-    return flag(changed.pop("default", usual), **{**declared.metadata, **({"help": help} if help else {}), **changed})
+    changed = {"default": _default_of(declared), **declared.metadata, **({"help": help} if help else {}), **changed}
+    return flag(**changed)
 
 
 def flags_of(cls: type) -> dict[str, Flag]:
@@ -151,8 +137,16 @@ def flags_of(cls: type) -> dict[str, Flag]:
     Raises:
         TypeError: a field was not declared with `flag`, or the type is not supported.
     """
-    annotations = typing.get_type_hints(cls)
-    return {field.name: _flag_of(field, annotations[field.name]) for field in dataclasses.fields(cls)}
+    flags, annotations = {}, typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, annotation = field.name, annotations[field.name]
+        optional = typing.get_origin(annotation) in (Union, types.UnionType)
+        if optional:
+            (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+        if "help" not in field.metadata or annotation not in KINDS:
+            raise TypeError(f"field {name}: {annotation} is not a flag")
+        flags[name] = Flag(name, KINDS[annotation], optional, _default_of(field), **field.metadata)
+    return flags
 
 
 def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Flag]], source: str) -> dict[str, object]:
@@ -182,12 +176,5 @@ def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Fla
     return flat
 
 
-def _flag_of(field: "dataclasses.Field[Any]", annotation: object) -> Flag:
-    optional = typing.get_origin(annotation) in (Union, types.UnionType)
-    if optional:
-        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
-    if "help" not in field.metadata or annotation not in KINDS:
-        raise TypeError(f"field {field.name}: {annotation} is not a flag")
-    missing = field.default is dataclasses.MISSING
-    default = field.default_factory() if missing and callable(field.default_factory) else field.default
-    return Flag(name=field.name, kind=KINDS[annotation], optional=optional, default=default, **field.metadata)
+def _default_of(field: "dataclasses.Field[Any]") -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from appo.utils.directories import closing
 from appo.utils.errors import CheckpointError
 from appo.utils.failpoints import failpoint
-from appo.utils.run_folder import enter, own_folder
+from appo.utils.run_folder import NEW, enter, own_folder
 
 CHUNK_BYTES = 1 << 20
-SMALL_BYTES = 1 << 20
-
 Content = bytes | Callable[[BinaryIO], None]
 
 
@@ -31,9 +30,7 @@ class HashingFile(io.RawIOBase):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._descriptor = descriptor
-        self._hash = hashlib.sha256()
-        self._size = 0
+        self._descriptor, self._hash, self._size = descriptor, hashlib.sha256(), 0
 
     def writable(self) -> bool:
         """Return True."""
@@ -45,8 +42,7 @@ class HashingFile(io.RawIOBase):
 
     def write(self, content: object, /) -> int:
         """Append bytes; return how many."""
-        view = memoryview(cast("bytes", content)).cast("B")
-        done = 0
+        view, done = memoryview(cast("bytes", content)).cast("B"), 0
         while done < len(view):
             failpoint("ckpt.write")
             written = os.write(self._descriptor, view[done : done + CHUNK_BYTES])
@@ -63,9 +59,7 @@ class HashingFile(io.RawIOBase):
 def write_file(directory: int, name: str, content: Content) -> ManifestEntry:
     """Write a new file to the disk, in a directory given as a descriptor; return the entry of the file."""
     failpoint("ckpt.open")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, 0o666, dir_fd=directory)
-    try:
+    with closing(os.open(name, NEW, 0o666, dir_fd=directory)) as descriptor:
         file = HashingFile(descriptor)
         if callable(content):
             content(cast("BinaryIO", file))
@@ -73,8 +67,6 @@ def write_file(directory: int, name: str, content: Content) -> ManifestEntry:
             file.write(content)
         failpoint("ckpt.fsync")
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     return file.entry()
 
 
@@ -92,20 +84,18 @@ def chunks(directory: int, path: Path, name: str, entry: ManifestEntry | None) -
     """
     digest = hashlib.sha256()
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with closing(os.open(name, flags, dir_fd=directory)) as descriptor:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: {name} is not a file")
             if entry is not None and status.st_size != entry.size:
                 raise CheckpointError(f"{path}: {name} has {status.st_size} bytes instead of {entry.size}")
-            if entry is None and status.st_size > SMALL_BYTES:
+            if entry is None and status.st_size > 1 << 20:
                 raise CheckpointError(f"{path}: {name} is too large")
             while chunk := os.read(descriptor, CHUNK_BYTES):
                 digest.update(chunk)
                 yield chunk
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read {name}: {error.strerror}") from None
     if entry is not None and digest.hexdigest() != entry.sha256:
@@ -120,7 +110,5 @@ def opened(path: Path) -> Iterator[int]:
             descriptor = enter(folder, path.name)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot open the checkpoint: {error.strerror}") from None
-    try:
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)

@@ -14,9 +14,6 @@ from typing import Self
 from appo.utils.errors import DirectoryInUse, ResourceError, UsageError
 from appo.utils.run_folder import append_to_own, is_named
 
-_CONTENT_BYTES = 4096
-_HOLDER_WRITES_WITHIN_SECONDS = 0.2
-
 
 class RunLock:
     """The lock file of a run, held by `flock`: the kernel frees the lock however the holder ends, kill -9 included.
@@ -37,10 +34,16 @@ class RunLock:
             UsageError: the file cannot be written.
             ResourceError: the file system has no locks.
         """
-        descriptor = _open(self.path)
+        try:
+            descriptor = append_to_own(self.path, mode=0o600, make=True)
+        except OSError as error:
+            raise UsageError(f"cannot write in {self.path.parent}: {error.strerror}") from error
         try:
             _lock(descriptor, self.path)
-            _write_holder(descriptor)
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            with contextlib.suppress(OSError):  # a full disk must not prevent resuming
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(holder).encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -77,39 +80,23 @@ class RunLock:
         self.release()
 
 
-def _open(path: Path) -> int:
-    try:
-        return append_to_own(path, mode=0o600, make=True)
-    except OSError as error:
-        raise UsageError(f"cannot write in {path.parent}: {error.strerror}") from error
-
-
 def _lock(descriptor: int, path: Path) -> None:
+    run = path.absolute().parent.name
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise ResourceError(f"cannot lock {path}: {error.strerror}") from error
-        run = path.absolute().parent.name
         raise DirectoryInUse(f"run {run} is in use by {_describe_holder(descriptor)}") from None
     if not os.fstat(descriptor).st_nlink:  # opened before a refused start removed the folder
-        raise DirectoryInUse(f"run {path.absolute().parent.name} has just been removed by its own start: start again")
-
-
-def _write_holder(descriptor: int) -> None:
-    """Write the holder of the lock, for messages of other processes only."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    content = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
-    with contextlib.suppress(OSError):  # a full disk must not prevent resuming
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, content, 0)
+        raise DirectoryInUse(f"run {run} has just been removed by its own start: start again")
 
 
 def _describe_holder(descriptor: int) -> str:
-    deadline = time.monotonic() + _HOLDER_WRITES_WITHIN_SECONDS
+    deadline = time.monotonic() + 0.2
     while True:
         try:
-            holder = json.loads(os.pread(descriptor, _CONTENT_BYTES, 0))
+            holder = json.loads(os.pread(descriptor, 4096, 0))
             return f"pid {holder['pid']} on host {holder['host']} since {holder['since']}"
         except (OSError, ValueError, TypeError, KeyError):
             if time.monotonic() > deadline:

@@ -3,12 +3,10 @@
 import os
 from pathlib import Path
 
+from appo.utils.directories import closing
 from appo.utils.run_folder import open_own, update_own
 
 _BLOCK_BYTES = 1 << 16
-
-_COPY_BYTES = 1 << 20
-
 FULL = 0.75
 """Share of the largest size at which a log is shortened: the rest is room until the next look."""
 
@@ -19,8 +17,7 @@ def tail(path: Path, lines: int) -> list[str]:
         return []
     try:
         with open_own(path) as file:
-            start = file.seek(0, os.SEEK_END)
-            content = b""
+            start, content = file.seek(0, os.SEEK_END), b""
             while start > 0 and content.count(b"\n") <= lines:
                 block = min(_BLOCK_BYTES, start)
                 start -= block
@@ -46,27 +43,19 @@ def shorten(path: Path, most_bytes: int) -> bool:
     Raises:
         OSError: the file cannot be opened.
     """
-    head, tail_bytes = most_bytes // 8, most_bytes * 3 // 8
-    descriptor = update_own(path)
-    try:
+    with closing(update_own(path)) as descriptor:
         size = os.fstat(descriptor).st_size
         if size <= FULL * most_bytes:
             return False
-        source, target = _line_after(descriptor, size - tail_bytes), head
+        source, target = size - most_bytes * 3 // 8, most_bytes // 8
+        source += os.pread(descriptor, _BLOCK_BYTES, source).find(b"\n") + 1  # the next line begins here, if near
         chunk = f"\n[left out: the log had become longer than {FULL:.0%} of {most_bytes} bytes]\n".encode()
         try:
             # Lines appended meanwhile are copied too, except those of a flood faster than the copy.
             while chunk and target < most_bytes:
                 target += os.pwrite(descriptor, chunk, target)
-                chunk = os.pread(descriptor, _COPY_BYTES, source)
+                chunk = os.pread(descriptor, 1 << 20, source)
                 source += len(chunk)
         finally:
             os.ftruncate(descriptor, target)
-    finally:
-        os.close(descriptor)
     return True
-
-
-def _line_after(descriptor: int, place: int) -> int:
-    """Return where the first line after a place begins, if near."""
-    return place + os.pread(descriptor, _BLOCK_BYTES, place).find(b"\n") + 1

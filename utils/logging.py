@@ -156,35 +156,21 @@ def configure(role: str, path: Path | None, level: int | str = logging.INFO, *, 
         level: lowest level of messages.
         as_json: without a file, write a JSON object per message, all to stdout.
     """
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(level)
+    dump: IO[str] = sys.stderr
     if path is None:
-        handlers: list[logging.Handler] = [*_on_terminal(as_json), _recent]
-        dump: IO[str] = sys.stderr
+        out, err = _LineStream(sys.stdout), _LineStream(sys.stderr)
+        out.setFormatter(JsonLines() if as_json else _Printable())
+        handlers: list[logging.Handler] = [out, _recent] if as_json else [out, err, _recent]
+        if not as_json:
+            err.setFormatter(_Printable())
+            err.setLevel(logging.WARNING)
+            out.addFilter(lambda record: record.levelno < logging.WARNING)
     else:
         file = _LineFile(path)
         file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s {role.replace('%', '%%')}: %(message)s"))
-        handlers = [file, _raised]
-        dump = file.stream
-    for handler in handlers:
-        root.addHandler(handler)
+        handlers, dump = [file, _raised], file.stream
+    logging.basicConfig(handlers=handlers, level=level, force=True)
     _dump_stacks_to(dump)
-
-
-def _on_terminal(as_json: bool) -> list[logging.Handler]:
-    out = _LineStream(sys.stdout)
-    if as_json:
-        out.setFormatter(JsonLines())
-        return [out]
-    err = _LineStream(sys.stderr)
-    for stream in (out, err):
-        stream.setFormatter(_Printable())
-    out.addFilter(lambda record: record.levelno < logging.WARNING)
-    err.setLevel(logging.WARNING)
-    return [out, err]
 
 
 def _dump_stacks_to(stream: IO[str]) -> None:

@@ -42,7 +42,13 @@ class MetricsLog:
         self._path, self._most_bytes, self._thin_at = path, most_bytes, most_bytes
         self._descriptor = append_to_own(path)
         with contextlib.suppress(OSError):
-            _end_last_line(self._descriptor)
+            size = os.fstat(self._descriptor).st_size
+            start = max(0, size - LONGEST_LINE)
+            newline = os.pread(self._descriptor, size - start, start).rfind(b"\n")
+            if newline < 0 and start:  # longer than any record
+                os.write(self._descriptor, b"\n")
+            else:
+                os.ftruncate(self._descriptor, start + newline + 1)
             for name in names_in_own(path.parent):  # of a process that was killed while thinning
                 if re.fullmatch(rf"\.{re.escape(path.name)}-\d+", name):
                     remove_own(path.with_name(name))
@@ -78,26 +84,24 @@ class MetricsLog:
                 with os.fdopen(os.dup(self._descriptor), "rb") as file:
                     file.seek(0)
                     replace_own(self._path, iter(lambda: file.read(BLOCK_BYTES), b""))
-            descriptor = append_to_own(self._path)
-            os.close(self._descriptor)
-            self._descriptor = descriptor
+            self._reopen()
             log.warning("%s has gone away: it is made again", self._path)
 
     def _thin(self, size: int) -> None:
         """Replace the file by a file with fewer records, or try later if the disk is full."""
         step = self._most_bytes // 8
         self._thin_at = size + step
-        try:
+        with contextlib.suppress(OSError):
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 most = max(self._most_bytes, READ_BYTES)
                 # Reading all of a file that is far too long would keep main busy for seconds.
                 replace_own(self._path, thinned_lines(file, size) if size <= 4 * most else sampled_lines(file, most))
-            descriptor = append_to_own(self._path)
-        except OSError:
-            return
-        os.close(self._descriptor)
-        self._descriptor = descriptor
-        self._thin_at = max(self._most_bytes, os.fstat(descriptor).st_size + step)
+            self._reopen()
+            self._thin_at = max(self._most_bytes, os.fstat(self._descriptor).st_size + step)
+
+    def _reopen(self) -> None:
+        former, self._descriptor = self._descriptor, append_to_own(self._path)
+        os.close(former)
 
 
 def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
@@ -187,11 +191,11 @@ def _policy_of(record: Mapping[str, Any]) -> float | None:
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for other lines, such as a line torn by a crash."""
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
         record = json.loads(line)
-        if isinstance(record, dict):
-            return record
-    return None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -278,14 +282,3 @@ def _plain(value: object) -> object:
     item = getattr(value, "item", None)
     plain: object = item() if callable(item) else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
-
-
-def _end_last_line(descriptor: int) -> None:
-    """Cut off a last line without an end, or end the line if longer than any record."""
-    size = os.fstat(descriptor).st_size
-    start = max(0, size - LONGEST_LINE)
-    newline = os.pread(descriptor, size - start, start).rfind(b"\n")
-    if newline < 0 and start:
-        os.write(descriptor, b"\n")
-    else:
-        os.ftruncate(descriptor, start + newline + 1)

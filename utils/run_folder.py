@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from appo.utils.directories import make_durable
+from appo.utils.directories import closing, make_durable
 from appo.utils.errors import UsageError
 from appo.utils.values import refuse_deep, shown
 
@@ -39,16 +39,12 @@ VIDEOS = "videos"
 PLOTS = CURVE_FILE.partition("/")[0]
 CODE = "code"
 CODE_STARTS_FILE = "starts.jsonl"
-
 CHECKPOINTS = "checkpoint_p"
 """Begin of the name of the folder with a policy's checkpoints, before the number of the policy."""
-
 CORRUPT = "corrupt"
 """Name of the folder for checkpoints that do not verify, beside the checkpoints of each kind."""
-
 REPLAY = "replay_p"
 """Begin of the name of the file with a policy's replay, before the number of the policy."""
-
 CHECKPOINT_FOLDERS = {
     "latest": "",
     "best": "best",
@@ -57,19 +53,19 @@ CHECKPOINT_FOLDERS = {
     "past": "past",
 }
 """Kind of a checkpoint -> its folder inside the checkpoints of its policy."""
-
 MIB = 1 << 20
 OWN_BYTES = 16 * MIB
 """Largest file of JSON in a run."""
 CONFIG_BYTES, STATUS_BYTES = MIB, 3 * MIB
 """Largest flags and largest status of a run. Parsed JSON takes up to 25 times the size of the text."""
-
 _KINDS = "|".join(name for name in CHECKPOINT_FOLDERS.values() if name)
 _INNER_FOLDER = re.compile(
     rf"(?:^|/)(?:{LOGS}|{CODE}|{INCIDENTS}|{PLOTS}|{EVALUATION}(?:/{VIDEOS})?|(?:{EVALUATION}/)?{re.escape(SUMMARIES)}(?:/p\d+)?"
     rf"|{CHECKPOINTS}\d+(?:/(?:{_KINDS}))?(?:/{CORRUPT})?)$"
 )
 """End of the path of every folder inside a run's folder."""
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a new file."""
 
 
 class RunFolder:
@@ -103,9 +99,8 @@ class RunFolder:
         self.page, self.curve = path / PAGE_FILE, path / CURVE_FILE
         self.lineage, self.lineage_picture = path / LINEAGE_FILE, path / LINEAGE_PICTURE
         self.lock, self.logs, self.incidents = path / LOCK_FILE, path / LOGS, path / INCIDENTS
-        self.evaluation = path / EVALUATION
+        self.evaluation, self.code = path / EVALUATION, path / CODE
         self.results, self.videos = self.evaluation / RESULTS_FILE, self.evaluation / VIDEOS
-        self.code = path / CODE
         self.code_starts = self.code / CODE_STARTS_FILE
 
     def log(self, name: str) -> Path:
@@ -130,8 +125,8 @@ class RunFolder:
 
     def replays(self) -> list[Path]:
         """Return the files of replays, sorted, without files that were put aside."""
-        pattern = re.compile(rf"{REPLAY}[0-9]+(\.[0-9]+)?")
-        return sorted(path for path in self.path.glob(f"{REPLAY}*") if pattern.fullmatch(path.name))
+        pattern = rf"{REPLAY}[0-9]+(\.[0-9]+)?"
+        return sorted(path for path in self.path.glob(f"{REPLAY}*") if re.fullmatch(pattern, path.name))
 
     def checkpoint_folders(self) -> list[Path]:
         """Return everything named like a policy's checkpoints, sorted, for checks that cover all."""
@@ -139,8 +134,8 @@ class RunFolder:
 
     def policies(self) -> list[int]:
         """Return the numbers of the policies with checkpoints, sorted."""
-        pattern = re.compile(rf"{CHECKPOINTS}(0|[1-9][0-9]*)")
-        return sorted(int(match[1]) for path in self.checkpoint_folders() if (match := pattern.fullmatch(path.name)))
+        names = (path.name.removeprefix(CHECKPOINTS) for path in self.checkpoint_folders())
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def read_config(self) -> dict[str, object]:
         """Return the content of `config`; {} without a file, before the first start.
@@ -161,9 +156,7 @@ class RunFolder:
 def root_of(folder: Path) -> Path:
     """Return the run's folder that contains a folder, or is the folder itself, by the names of the layout."""
     inner = _INNER_FOLDER.search(text := os.fspath(folder))
-    if inner is None:
-        return folder
-    return Path(text[: inner.start()] or ("/" if text.startswith("/") else "."))
+    return Path(text[: inner.start()] or ("/" if text.startswith("/") else ".")) if inner else folder
 
 
 @contextlib.contextmanager
@@ -211,13 +204,12 @@ def enter(above: int, name: str, *, make: bool = False) -> int:
     Raises:
         OSError: the folder cannot be opened or made, or is a link.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=above)
             os.fsync(above)
     try:
-        return os.open(name, flags, dir_fd=above)
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     except OSError as error:
         raise _explained(error, above, name) from None
 
@@ -261,25 +253,20 @@ def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
         return _open_plain(folder, path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
 
 
-def update_own(path: Path, *, mode: int = 0o644) -> int:
+def update_own(path: Path) -> int:
     """Return a descriptor of a file of a run, to read and write in place; the file is made if missing.
 
     Raises:
         OSError: see `append_to_own`.
     """
     with own_folder(path.parent) as folder:
-        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT, mode)
+        return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT)
 
 
 def new_own(path: Path, *, make: bool = False) -> int:
-    """Return a descriptor of a new file of a run, to write.
-
-    Raises:
-        OSError: the name is taken, or the file cannot be made.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    """Return a descriptor of a new file of a run, to write (OSError: the name is taken, or the file cannot be made)."""
     with own_folder(path.parent, make=make) as folder:
-        return os.open(path.name, flags, 0o644, dir_fd=folder)
+        return os.open(path.name, NEW, 0o644, dir_fd=folder)
 
 
 def _open_plain(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
@@ -320,12 +307,11 @@ def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
         OSError: the folder is missing, not writable or full, or lies behind a link.
     """
     temporary = f".{path.name}-{os.getpid()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with own_folder(path.parent, make=make) as folder:
         with contextlib.suppress(FileNotFoundError):  # of a killed process with the same number
             os.unlink(temporary, dir_fd=folder)
         try:
-            with os.fdopen(os.open(temporary, flags, 0o644, dir_fd=folder), "wb") as file:
+            with os.fdopen(os.open(temporary, NEW, 0o644, dir_fd=folder), "wb") as file:
                 file.writelines((content,) if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
@@ -352,8 +338,7 @@ def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent
         OSError: see `replace_own`.
         TypeError, ValueError: the value is not JSON.
     """
-    text = json.dumps(value, indent=indent, allow_nan=False) + "\n"
-    replace_own(path, text.encode(), durable=durable)
+    replace_own(path, f"{json.dumps(value, indent=indent, allow_nan=False)}\n".encode(), durable=durable)
 
 
 def append_json_line(path: Path, value: object) -> None:
@@ -364,26 +349,19 @@ def append_json_line(path: Path, value: object) -> None:
         TypeError, ValueError: the value is not JSON.
     """
     line = json.dumps(value, allow_nan=False) + "\n"
-    descriptor = append_to_own(path)
-    try:
+    with closing(append_to_own(path)) as descriptor:
         os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
 
 
 def read_own_mapping(
-    path: Path,
-    most_bytes: int = OWN_BYTES,
-    opened: Callable[[Path], BinaryIO] = open_own,
-    parse: Callable[[str], object] = json.loads,
+    path: Path, most_bytes: int = OWN_BYTES, opened: Callable[[Path], BinaryIO] = open_own
 ) -> dict[str, object]:
-    """Return the mapping in a small file of a run.
+    """Return the mapping in a small file of JSON in a run.
 
     Args:
         path: path of the file.
         most_bytes: largest size.
         opened: function that opens the file.
-        parse: function that reads the text, JSON by default.
 
     Raises:
         UsageError: the file is missing, unreadable, too large, damaged or no mapping of names.
@@ -393,7 +371,7 @@ def read_own_mapping(
             content = file.read(most_bytes + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    return parse_mapping(content, str(path), most_bytes, parse)
+    return parse_mapping(content, str(path), most_bytes)
 
 
 def parse_mapping(
@@ -456,10 +434,6 @@ def put_aside_own(path: Path) -> str:
 
 
 def rename_own(path: Path, name: str) -> None:
-    """Rename a file or folder within a folder of a run.
-
-    Raises:
-        OSError: the file cannot be renamed, or lies behind a link.
-    """
+    """Rename a file or folder within a folder of a run (OSError: the file cannot be renamed, or lies behind a link)."""
     with own_folder(path.parent) as folder:
         os.replace(path.name, name, src_dir_fd=folder, dst_dir_fd=folder)

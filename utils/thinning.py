@@ -13,9 +13,8 @@ class Thinning:
 
     def __init__(self) -> None:
         self._ends: dict[Hashable, tuple[float, float]] = {}
-        self._counts = Counter[Hashable]()
+        self._counts, self._asked = Counter[Hashable](), Counter[Hashable]()
         self._kept: dict[Hashable, float] = {}
-        self._asked = Counter[Hashable]()
 
     def see(self, curve: Hashable, place: float) -> None:
         """Count a point of a curve at a place on the axis."""

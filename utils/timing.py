@@ -98,8 +98,7 @@ class PhaseClock:
         total = sum(guesses)
         if not total:
             self._cpu[self.phase] += spent
-            return
-        for phase, guess in enumerate(guesses):
+        for phase, guess in enumerate(guesses if total else ()):
             self._cpu[phase] += spent * guess / total
 
 

@@ -14,9 +14,6 @@ NOT_THE_USERS = (
 )
 """Begins of the paths of Python's files, of installed packages and of ours."""
 
-COMPILED = (".pyx", ".pxd", ".pxi")
-"""Suffixes of sources that Cython compiles: libraries contain only the result."""
-
 
 def traceback_of(error: AppoError) -> str:
     """Return the traceback to print below the line of an error; "" if the line suffices.
@@ -59,7 +56,7 @@ def _format(error: BaseException) -> tuple[str, bool]:
 
 
 def _is_own(filename: str) -> bool:
-    packages = ("/site-packages/", "/dist-packages/")
-    if filename.endswith(COMPILED) and not os.path.isfile(filename):  # of a library that was built elsewhere
-        return False
-    return not filename.startswith(NOT_THE_USERS) and not any(name in filename for name in packages)
+    if filename.endswith((".pyx", ".pxd", ".pxi")) and not os.path.isfile(filename):
+        return False  # a source of Cython: libraries that were built elsewhere contain only the result
+    is_package = "/site-packages/" in filename or "/dist-packages/" in filename
+    return not is_package and not filename.startswith(NOT_THE_USERS)

@@ -15,9 +15,6 @@ from appo.utils.errors import PACKAGE, UsageError, text_of
 FORMER = ("algorithms", "envs", "utils")
 """Former top-level names of subpackages of `appo`, which flags and saved runs may contain."""
 
-LIBRARIES = (sys.prefix, sys.base_prefix, sys.exec_prefix)
-"""Folders of installed packages."""
-
 
 def import_user_module(name: str) -> ModuleType:
     """Import a module by name; installed packages come before files of the working directory.
@@ -28,16 +25,11 @@ def import_user_module(name: str) -> ModuleType:
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.append(str(here))  # last, so a file in the user's directory hides no installed package
-    return import_module(_present_name(here, name))
-
-
-def _present_name(here: Path, name: str) -> str:
-    """Return a module's name, with `appo.` before a former name without a module in the folder."""
     top = name.partition(".")[0]
     path = here / top
     is_module = path.with_suffix(".py").is_file() or path.is_dir()
     is_ours = not is_module or path.resolve() == (PACKAGE / top).resolve()
-    return f"{PACKAGE.name}.{name}" if top in FORMER and is_ours else name
+    return import_module(f"{PACKAGE.name}.{name}" if top in FORMER and is_ours else name)
 
 
 def keep_out_of(*folders: Path) -> None:
@@ -76,12 +68,12 @@ class _ClosedFolders(MetaPathFinder):
 
     def _is_suspect(self, place: str) -> bool:
         """Return whether modules of a place may lie in a closed folder; remembered, because imports are frequent."""
-        if not place:
-            place = os.getcwd()
+        place = place or os.getcwd()
         if place not in self._suspects:
             real = os.path.realpath(place)
             near = any(_is_below(real, folder) or _is_below(folder, real) for folder in self.folders)
-            self._suspects[place] = near or not any(_is_below(real, os.path.realpath(p)) for p in LIBRARIES)
+            libraries = map(os.path.realpath, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+            self._suspects[place] = near or not any(_is_below(real, folder) for folder in libraries)
         return self._suspects[place]
 
     def _folder_of(self, spec: ModuleSpec | None) -> str | None:
@@ -98,19 +90,14 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def find_function(flag: str, name: str) -> Callable[..., Any]:
-    """Return the function that `--flag=package.module:function` names.
-
-    Raises:
-        UsageError: the function does not exist.
-    """
+    """Return the function that `--flag=package.module:function` names (UsageError: the function does not exist)."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UsageError(f"--{flag}={name} must read package.module:function")
     try:
         function: object = getattr(import_user_module(module_name), function_name)
     except Exception as error:  # the user's module may raise anything
-        text = f"{type(error).__name__}: {text_of(error)}"
-        raise UsageError(f"--{flag}={name} failed: {text}") from error
+        raise UsageError(f"--{flag}={name} failed: {type(error).__name__}: {text_of(error)}") from error
     if not callable(function):
         raise UsageError(f"--{flag}={name} is a {type(function).__name__}, not a function")
     return function

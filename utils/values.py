@@ -49,18 +49,12 @@ def parse_words(flag: Flag, words: Sequence[str]) -> object:
     """Convert the words after a tuple or dict flag to the value; see `parse_text`."""
     if flag.kind != "dict":
         return parse_text(flag, " ".join(words))
-    merged: dict[str, object] = {}
-    for word in words:
-        merged.update(cast(dict[str, object], parse_text(flag, word)))
-    return merged
+    parsed = (cast(dict[str, object], parse_text(flag, word)) for word in words)
+    return {key: value for one in parsed for key, value in one.items()}
 
 
 def from_plain(flag: Flag, value: object) -> object:
-    """Convert a value from JSON, TOML or YAML, or a text as on the command line.
-
-    Raises:
-        UsageError: see `parse_text`.
-    """
+    """Convert a value from JSON, TOML or YAML, or a text as on the command line (UsageError: see `parse_text`)."""
     if value is None and flag.optional:
         return None
     if isinstance(value, str):
@@ -81,18 +75,13 @@ def checked(flag: Flag, value: object) -> object:
         if value not in flag.choices:
             hint = nearest(str(value), (*flag.choices, *flag.synonyms))
             raise UsageError(f"--{flag.name}={shown(value)} is not one of {', '.join(flag.choices)}{hint}")
-    for element in value if isinstance(value, tuple) else (value,):
-        _check_limits(flag, element)
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            if flag.minimum is not None and number < flag.minimum:
+                raise UsageError(f"--{flag.name} must be at least {flag.minimum:g}, got {shown(number)}")
+            if flag.maximum is not None and number > flag.maximum:
+                raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(number)}")
     return value
-
-
-def _check_limits(flag: Flag, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return
-    if flag.minimum is not None and value < flag.minimum:
-        raise UsageError(f"--{flag.name} must be at least {flag.minimum:g}, got {shown(value)}")
-    if flag.maximum is not None and value > flag.maximum:
-        raise UsageError(f"--{flag.name} must be at most {flag.maximum:g}, got {shown(value)}")
 
 
 ABSURD = 1e15
@@ -112,8 +101,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    kept = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(kept)
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 MOST_LEVELS = 100
@@ -232,9 +220,7 @@ def is_plain(value: object) -> bool:
         return all(isinstance(key, str) and is_plain(element) for key, element in value.items())
     if isinstance(value, (list, tuple)):
         return all(is_plain(element) for element in value)
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, (str, int, bool))
+    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (str, int))
 
 
 def json_text(value: object) -> str:
@@ -311,13 +297,13 @@ def _elements(text: str) -> list[str]:
 def _parse_dict(text: str) -> dict[str, object]:
     if text.lstrip().startswith("{"):
         mapping: dict[str, object] = json.loads(text)
-        if not is_plain(mapping):
-            raise ValueError(text)
-        return mapping
-    key, equals, value = text.partition("=")
-    if not key or not equals:
+        is_valid = is_plain(mapping)
+    else:
+        key, equals, value = text.partition("=")
+        mapping, is_valid = {key: parse_json_word(value)}, bool(key and equals)
+    if not is_valid:
         raise ValueError(text)
-    return {key: parse_json_word(value)}
+    return mapping
 
 
 def parse_json_word(text: str) -> object:

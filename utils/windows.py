@@ -56,8 +56,7 @@ class RunningStatistic:
 
     def append(self, values: ArrayLike) -> None:
         """Add one value, or several in order."""
-        array = np.asarray(values, dtype=np.float64).reshape(-1)
-        length = len(self._values)
+        array, length = np.asarray(values, dtype=np.float64).reshape(-1), len(self._values)
         kept = array[-length:]
         places = (self.total + len(array) - len(kept) + np.arange(len(kept))) % length
         self._values[places] = kept

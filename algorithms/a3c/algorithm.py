@@ -48,11 +48,11 @@ class A3C(Algorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name)
+        return presets.PRESETS.get(name, presets.NUMBERS)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images, continuous=continuous)
+        return (presets.IMAGES if images else presets.NUMBERS) | (presets.CONTINUOUS if continuous else {})
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields; values are in units of return."""

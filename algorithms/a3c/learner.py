@@ -44,8 +44,7 @@ class TrajectoryGradient:
         self.model, self.config, self.parts = flat.module, config, spec.action.parts
         self.masked = bool(spec.action_mask)
         self.gradient = torch.zeros(flat.num_parameters)
-        views = split(self.gradient, flat.parameter_table)
-        for parameter, view in zip(self.model.parameters(), views, strict=True):
+        for parameter, view in zip(self.model.parameters(), split(self.gradient, flat.parameter_table), strict=True):
             parameter.grad = view
 
     def __call__(self, batch: Batch) -> Array:

@@ -31,36 +31,18 @@ ACROBOT: Preset = NUMBERS | {
     "actor_critic_share_weights": False,
     "num_envs_per_worker": 8,
 }
-LUNAR_LANDER: Preset = CARTPOLE | {"gamma": 0.995, "exploration_loss_coeff": 0.0}
-ATARI: Preset = IMAGES | {"lr_schedule": "linear", "train_for_env_steps": 40_000_000}  # where the rate reaches 0
 
 PRESETS: dict[str, Preset] = {
     "toy": {},
     "CartPole": CARTPOLE,
     "Acrobot": ACROBOT,
-    "LunarLander": LUNAR_LANDER,
+    "LunarLander": CARTPOLE | {"gamma": 0.995, "exploration_loss_coeff": 0.0},
     **dict.fromkeys(
         ("MountainCarContinuous", "LunarLanderContinuous", "BipedalWalker", "BipedalWalkerHardcore", "Pendulum"),
         NUMBERS | CONTINUOUS,
     ),
-    **dict.fromkeys(MUJOCO_NAMES, NUMBERS | CONTINUOUS),
-    "dm_control": NUMBERS | CONTINUOUS,
-    "atari": ATARI,
+    **dict.fromkeys((*MUJOCO_NAMES, "dm_control"), NUMBERS | CONTINUOUS),
+    "atari": IMAGES | {"lr_schedule": "linear", "train_for_env_steps": 40_000_000},  # where the rate reaches 0
     "vizdoom": IMAGES,
 }
 """Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
-
-
-def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
-    return PRESETS.get(name, NUMBERS)
-
-
-def learning_by_kind(*, images: bool, continuous: bool) -> Preset:
-    """Return flag -> value of learning for an unknown environment.
-
-    Args:
-        images: whether observations contain images.
-        continuous: whether actions contain numbers.
-    """
-    return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {})

@@ -49,9 +49,6 @@ REPLAY = Role(
 )
 """Role of the processes that each hold a share of the replay."""
 
-SHARE_OF_RETURNS = 3
-"""The run reports the returns of one row in three: the rows that explore least."""
-
 
 @dataclass(frozen=True)
 class APEX(Algorithm):
@@ -69,13 +66,12 @@ class APEX(Algorithm):
         flags.check()
         if flags.replay_compression == "lz4" and find_spec("lz4") is None:
             raise UsageError('--replay_compression=lz4 needs the package lz4: pip install "appo[lz4]"')
-        kinds = {part.kind for part in spec.action.parts} if spec is not None else set()
         if spec is not None and any(spec.action.is_real):
             raise UsageError(
                 "--algo=APEX needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
                 " APPO or PPO"
             )
-        if "bernoulli" in kinds:
+        if spec is not None and any(part.kind == "bernoulli" for part in spec.action.parts):
             raise UsageError(
                 "--algo=APEX needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones"
             )
@@ -86,11 +82,11 @@ class APEX(Algorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name)
+        return presets.PRESETS.get(name, presets.IMAGES)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images)
+        return presets.IMAGES if images else presets.NUMBERS
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields, which give first priorities; values are in units of return."""
@@ -99,8 +95,8 @@ class APEX(Algorithm):
         return {"q_taken": Recorded(("T", "R")), "q_max": Recorded(("T", "R"))}
 
     def explores(self, row: int, rows: int) -> bool:
-        """Return whether a row belongs to the two thirds of rows that explore most."""
-        return row < rows - -(-rows // SHARE_OF_RETURNS)
+        """Return whether a row belongs to the two thirds of rows that explore most, without reported returns."""
+        return row < rows - -(-rows // 3)
 
     def make_model(self, context: Context) -> FlatModule:
         """Make a Q-network on the device, with weights drawn from torch's global generator.
@@ -133,8 +129,7 @@ class APEX(Algorithm):
         let_act(flat, context.model, context.precision, context.device)
         epsilon = None
         if context.arena is not None:
-            groups = context.arena["Trajectories.group_counts"].shape[0]
-            rows = groups * context.arena["Trajectories.valid"].shape[2]
+            rows = len(context.arena["Trajectories.group_counts"]) * context.arena["Trajectories.valid"].shape[2]
             epsilon = epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
         return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=context.flags.value_rescaling)
 
@@ -185,8 +180,19 @@ class APEX(Algorithm):
         mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in numbers}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
+            from appo.algorithms.replay.keeper import kept_shape
+            from appo.algorithms.replay.storage import num_columns
+
+            plan = replay_plan(flags).share(shards) if shards else replay_plan(flags)
+            asked = num_columns(plan, topology.rollout, topology.num_policies), topology.rollout
             for path in sorted(mine):
-                _check_shape(path, flags, topology, shards)
+                kept = kept_shape(path)
+                if kept is not None and kept != asked:
+                    raise UsageError(
+                        f"--replay_capacity={flags.replay_capacity} --rollout={flags.rollout}: the saved replay has"
+                        f" {kept[0]} trajectories of {kept[1]} steps and not {asked[0]} of {asked[1]}; give the values"
+                        f" of before, or remove {path.name} to let it fill again"
+                    )
             return ""
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
@@ -259,23 +265,6 @@ class OfflineAPEX(APEX):
         ledger = LearnerLedger(trajectories, context.policy)
         return ReadBatches(
             lambda samples, columns: read(samples, columns * flags.rollout), flags.macro_batch_columns, ledger
-        )
-
-
-def _check_shape(path: Path, flags: ApexConfig, topology: Topology, shards: int) -> None:
-    """Refuse flags with another shape than the saved replay (UsageError)."""
-    from appo.algorithms.replay.keeper import kept_shape
-    from appo.algorithms.replay.storage import num_columns
-
-    plan = replay_plan(flags)
-    own = plan.share(shards) if shards else plan
-    asked, kept = (num_columns(own, topology.rollout, topology.num_policies), topology.rollout), kept_shape(path)
-    if kept not in (None, asked):
-        assert kept is not None
-        raise UsageError(
-            f"--replay_capacity={flags.replay_capacity} --rollout={flags.rollout}: the saved replay has {kept[0]}"
-            f" trajectories of {kept[1]} steps and not {asked[0]} of {asked[1]}; give the values of before, or remove"
-            f" {path.name} to let it fill again"
         )
 
 

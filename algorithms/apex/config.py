@@ -1,6 +1,7 @@
 """The flags of Ape-X. Imports neither torch nor numpy."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
 from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig, OptimizerConfig
@@ -63,10 +64,7 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
         2500, "optimizer steps after which the target network becomes a copy of the trained one", minimum=1
     )
     replay_capacity: int = flag(
-        1_000_000,
-        "agent steps that the replay of the run holds; the oldest leave first",
-        minimum=1,
-        needs="actors",
+        1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1, needs="actors"
     )
     replay_compression: str = flag(
         "off",
@@ -158,16 +156,12 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     )
 
     # Tuning and placement read these names of every algorithm.
+    num_batches_per_iteration: ClassVar[int] = 1
 
     @property
     def segment_steps(self) -> int:
         """Steps between recorded recurrent states: a whole trajectory."""
         return self.rollout
-
-    @property
-    def num_batches_per_iteration(self) -> int:
-        """Minibatches of an iteration."""
-        return 1
 
     @property
     def ppo_epochs(self) -> float:
@@ -178,11 +172,6 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     def macro_batch_columns(self) -> int:
         """Trajectories with as many steps as a batch."""
         return self.batch_size // self.rollout
-
-    @property
-    def updates_per_publication(self) -> int:
-        """Optimizer steps between two publications of weights."""
-        return max(1, round(self.max_weight_sync_delay * (self.replay_ratio or 1.0) / self.batch_size))
 
     def one_update(self, size: int) -> "ApexConfig":
         """Return flags for training once on so many new samples, for measuring time."""

@@ -21,7 +21,6 @@ TARGET = "target"
 """Name of the vector in a state that holds the weights of the target network."""
 
 Quick = Callable[[Batch, float], tuple[Tensor, Metrics]]
-MakeQuick = Callable[["ApexLearner"], Quick | None]
 
 
 class ApexLearner(FlatLearner):
@@ -40,7 +39,9 @@ class ApexLearner(FlatLearner):
 
     config: ApexConfig
 
-    def __init__(self, flat: FlatModule, config: ApexConfig, make_quick: MakeQuick | None = None) -> None:
+    def __init__(
+        self, flat: FlatModule, config: ApexConfig, make_quick: "Callable[[ApexLearner], Quick | None] | None" = None
+    ) -> None:
         assert isinstance(flat.module, QNetwork)
         super().__init__(flat, config, adam_of(flat, config), normalize_returns=False)
         self.model = flat.module
@@ -63,17 +64,17 @@ class ApexLearner(FlatLearner):
             batch: batch of a `ReplaySource`, on the device of the model.
             progress: used share of the training budget, in [0, 1]; drives schedules.
         """
+        c = self.config
         self.optimizer.follow(progress)
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
         self.step(error >= 0, metrics)
-        self._metric_count += 1
         self.statistics.update(batch, [])
-        self.updates += 1
-        if self.updates % self.config.target_update_interval == 0:
+        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        if self.updates % c.target_update_interval == 0:
             self.target.flat.copy_(self.flat.flat)
-        if self.updates % self.config.updates_per_publication == 0:
+        if self.updates % max(1, round(c.max_weight_sync_delay * (c.replay_ratio or 1.0) / c.batch_size)) == 0:
             self.version += 1
-        yield {"priority": error.cpu().numpy(), "flags": self.config}
+        yield {"priority": error.cpu().numpy(), "flags": c}
 
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Set the gradient of a batch; return the errors and metrics of `loss`."""
@@ -104,10 +105,14 @@ class ApexLearner(FlatLearner):
         loss = q_learning.td_loss(difference, huber=self.config.huber_loss).mean(-1)
         gap = torch.zeros_like(loss)
         if alpha := self.config.cql_alpha:
-            gap = q_learning.conservative_gap(self._allowed(batch, q), value, self.model.sizes)
+            allowed = self.model.allowed({key: x[: len(q)] for key, x in batch.obs.items()}, 2)
+            gap = q_learning.conservative_gap(q_learning.allowed_only(q, allowed), value, self.model.sizes)
             loss = loss + alpha * gap
         error = difference.detach().abs().mean(-1)
-        learnable = self._learnable(batch)
+        learnable = batch.valid  # of a column, steps after the burn-in or after a reset
+        if self.config.batch_replay and self.config.burn_in:
+            is_late = torch.arange(len(learnable), device=learnable.device) >= self.config.burn_in
+            learnable = learnable & (is_late.unsqueeze(1) | (batch.first[:-1].cumsum(0) > 0))
         terms = {
             "loss": weight * loss,
             "td_error": error,
@@ -119,19 +124,6 @@ class ApexLearner(FlatLearner):
         means = losses.masked_means(terms, learnable)
         # Errors become priorities, which must be finite.
         return means["loss"], torch.where(learnable, error.nan_to_num(nan=0.0, posinf=0.0), -1.0), means
-
-    def _allowed(self, batch: Batch, q: Tensor) -> Tensor:
-        """Return Q [T, B, L] of the steps of a batch, restricted to allowed actions."""
-        now = {key: x[: len(q)] for key, x in batch.obs.items()}
-        return q_learning.allowed_only(q, self.model.allowed(now, 2))
-
-    def _learnable(self, batch: Batch) -> Tensor:
-        """Return a mask [T, B] of the steps with a loss: valid steps after the burn-in or after a reset."""
-        burn_in = self.config.burn_in if self.config.batch_replay else 0
-        if not burn_in:
-            return batch.valid
-        is_late = torch.arange(len(batch.valid), device=batch.valid.device) >= burn_in
-        return batch.valid & (is_late.unsqueeze(1) | (batch.first[:-1].cumsum(0) > 0))
 
     def _steps(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return Q [1, B, L] and targets [1, B] of single steps, in units of the network.

@@ -34,22 +34,25 @@ class NumpyUpdate:
 
     def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Compute the results of `ApexLearner.differentiate`; some steps are compared with torch."""
-        learner = self.learner
-        if not self._check.is_due():
-            return self.differentiate(batch, beta)
-        gradient = learner.optimizer.gradient
-        names = self.differentiate(batch, beta)[1].keys()
-        mine = gradient.clone()
-        found = learner.differentiate(batch, beta)
-        if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
-            learner.quick = None
+        learner, gradient = self.learner, self.learner.optimizer.gradient
+        found: tuple[Tensor, Metrics] = self.differentiate(batch, beta)
+        if self._check.is_due():
+            mine, names = gradient.clone(), found[1].keys()
+            found = learner.differentiate(batch, beta)
+            if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
+                learner.quick = None
         return found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, dict[str, float]]:
         """Set the gradient of a batch of single steps; return the errors [1, B], and the metrics of `loss`."""
         c, (valid,) = self.learner.config, batch.valid.numpy()
-        trained, target, chooser = self._networks_for(len(valid))
+        if len(valid) not in self._networks:
+            assert isinstance(self.learner.target.module, QNetwork)
+            models = self.learner.model, self.learner.target.module, self.learner.model
+            found = [numpy_q_network(model, len(valid)) for model in models]
+            self._networks[len(valid)] = tuple(network for network in found if network is not None)
+        trained, target, chooser = self._networks[len(valid)]  # the last chooses actions
         now, later = batch.obs[trained.key].numpy()
         rows, (action,) = np.arange(len(valid)), batch.action.numpy()[..., 0]
         of_later = target.forward(later)
@@ -73,15 +76,6 @@ class NumpyUpdate:
         size = np.nan_to_num(size, nan=0.0, posinf=0.0)
         error = torch.from_numpy(np.where(valid, size, np.float32(-1))[None])
         return error, means | {"conservative_gap": 0.0}
-
-    def _networks_for(self, rows: int) -> tuple[NumpyQNetwork, ...]:
-        """Return the twins of the trained network, of the target, and of the trained network for choosing actions."""
-        if rows not in self._networks:
-            assert isinstance(self.learner.target.module, QNetwork)
-            models = self.learner.model, self.learner.target.module, self.learner.model
-            found = [numpy_q_network(model, rows) for model in models]
-            self._networks[rows] = tuple(network for network in found if network is not None)
-        return self._networks[rows]
 
 
 def numpy_update(learner: ApexLearner) -> NumpyUpdate | None:

@@ -68,23 +68,18 @@ class EpsilonGreedyPolicy:
             epsilon = q.new_full((len(q),), self._of_player)
         if greedy is not True and epsilon is not None:
             assert random is not None
-            action = self._explored(q, best, epsilon, random.generator)
+            # Every call draws equally many numbers, so rows do not depend on other rows.
+            noise = torch.rand(q.shape, generator=random.generator, device=q.device)
+            explores = torch.rand(len(q), generator=random.generator, device=q.device) < epsilon
+            chance = q_learning.greedy_action(q_learning.allowed_only(noise, q > q_learning.FORBIDDEN), sizes)
+            action = torch.where(explores.unsqueeze(1), chance, best)  # a row explores in all branches
             if isinstance(greedy, Tensor):
                 action = torch.where(greedy, best, action)
-        values = {"q_taken": q_learning.taken(q, action, sizes), "q_max": q_learning.taken(q, best, sizes)}
-        recorded = {name: self._in_units_of_return(value.mean(-1)) for name, value in values.items()}
-        return {"action": action.to(self._dtype), **recorded}, state
-
-    def _explored(self, q: Tensor, best: Tensor, epsilon: Tensor, generator: Generator) -> Tensor:
-        """Replace the best actions [N, K] of exploring rows by uniform allowed actions in all branches."""
-        # Every call draws equally many numbers, so rows do not depend on other rows.
-        noise = torch.rand(q.shape, generator=generator, device=q.device)
-        explores = torch.rand(len(q), generator=generator, device=q.device) < epsilon
-        chance = q_learning.greedy_action(q_learning.allowed_only(noise, q > q_learning.FORBIDDEN), self.model.sizes)
-        return torch.where(explores.unsqueeze(1), chance, best)
-
-    def _in_units_of_return(self, value: Tensor) -> Tensor:
-        return q_learning.unscaled_value(value) if self.rescaled else value
+        chosen = {"q_taken": action, "q_max": best}
+        values = {name: q_learning.taken(q, choice, sizes).mean(-1) for name, choice in chosen.items()}
+        if self.rescaled:
+            values = {name: q_learning.unscaled_value(value) for name, value in values.items()}
+        return {"action": action.to(self._dtype), **values}, state
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
         """Record nothing: a replay stores no values of true final observations."""

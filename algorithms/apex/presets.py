@@ -31,10 +31,6 @@ CARTPOLE: Preset = {
     "target_update_interval": 200,
     "train_for_env_steps": 60_000,  # where the rate reaches 0
 }
-ACROBOT: Preset = {
-    **CARTPOLE,
-    "train_for_env_steps": 100_000,
-}
 LUNAR_LANDER: Preset = {
     **CARTPOLE,
     "batch_size": 128,
@@ -71,11 +67,11 @@ ATARI: Preset = {
 PRESETS: dict[str, Preset] = {
     "toy": {"use_rnn": False},
     "CartPole": CARTPOLE,
-    "Acrobot": ACROBOT,
+    "Acrobot": {**CARTPOLE, "train_for_env_steps": 100_000},
     "LunarLander": LUNAR_LANDER,
     "atari": ATARI,
 }
-"""Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
+"""Name of a preset -> flags of learning. Other known environments use `IMAGES`."""
 
 NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "learning_rate", "learning_starts")} | {
     "rollout": 16,
@@ -83,13 +79,3 @@ NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "l
     "target_update_interval": 500,
 }
 IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity": 200_000}
-
-
-def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
-    return PRESETS.get(name, {"use_rnn": False, "replay_capacity": 200_000, "learning_starts": 10_000})
-
-
-def learning_by_kind(*, images: bool) -> Preset:
-    """Return flag -> value of learning for an unknown environment, with or without images."""
-    return IMAGES if images else NUMBERS

@@ -10,6 +10,7 @@ from appo.algorithms.appo import presets
 from appo.algorithms.appo.config import METRICS, PANEL, APPOConfig
 from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
 from appo.algorithms.runtime.algorithm import Context
+from appo.envs.presets import discount_preset, family_learning
 from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class APPO(ActorCriticAlgorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name, device)
+        return discount_preset(name) | presets.PRESETS.get(name, {}) | family_learning(name, device)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
+        of_actions = presets.CONTINUOUS if continuous else {}
+        room = {"batch_size": rollout} if rollout > presets.BATCH_SIZE else {}  # for one trajectory
+        return (presets.IMAGES if images else presets.NUMBERS) | of_actions | room
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields, with logits for the KL divergence."""

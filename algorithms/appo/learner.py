@@ -19,8 +19,6 @@ from appo.algorithms.parts.learner import ActorCriticLearner, row_of
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
 
-QuickUpdate = Callable[[Batch], Tensor]
-
 
 class Whole(NamedTuple):
     """Scalars of a whole minibatch, with which the losses of all parts add up to the loss of the whole."""
@@ -50,7 +48,7 @@ class APPOLearner(ActorCriticLearner):
         spec: EnvSpec,
         config: APPOConfig,
         seed: int,
-        make_quick: "Callable[[APPOLearner], QuickUpdate | None]" = lambda learner: None,
+        make_quick: "Callable[[APPOLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
     ) -> None:
         super().__init__(flat, spec, config, seed)
         self._make_quick = make_quick
@@ -85,8 +83,7 @@ class APPOLearner(ActorCriticLearner):
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
             if i == len(plan) - 1:
                 self.statistics.update(batch, targets)
-            self.updates += 1
-            self.version += 1
+            self.updates, self.version = self.updates + 1, self.version + 1
             yield
 
     def update(self, batch: Batch) -> Tensor:
@@ -97,13 +94,14 @@ class APPOLearner(ActorCriticLearner):
 
     def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Set the gradient of a minibatch [T, B]; return value targets [T, B] in units of return, and metrics."""
-        parts = _microbatches(batch, self.config.microbatch_size // self.config.rollout)
+        size, columns = self.config.microbatch_size // self.config.rollout, batch.valid.shape[1]
         self.optimizer.gradient.zero_()
-        if len(parts) == 1:
+        if not size or size >= columns:
             loss, target, metrics = self.loss(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             return target, metrics
         # Microbatches save memory: their weighted gradients add up to the gradient of the whole minibatch.
+        parts = [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]
         whole, targets, total = self._whole(parts), [], self.optimizer.gradient.new_zeros(())
         for part in parts:
             loss, target, metrics = self.loss(part, whole)
@@ -137,18 +135,23 @@ class APPOLearner(ActorCriticLearner):
         behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
         if IS_READ in batch.recorded:  # values of another run's critic limit no change
             behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
+        with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
+            kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(policy)
         goal = model.normalize_value(target.target)
         terms = {
             "policy_loss": self.policy_loss(ratio, advantage),
             "value_loss": losses.clipped_value_loss(value[:-1], behavior_value, goal, c.ppo_clip_value),
             "entropy": policy.entropy(),
-            "kl_divergence": _kl(batch, policy, differentiable=c.kl_loss_coeff > 0),
+            "kl_divergence": kl,
             "ratio_mean": ratio.detach(),
             "fraction_clipped": ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
             "value_mean": current_value[:-1],
         }
         means = losses.masked_means(terms, valid)
-        exploration_loss = _exploration(policy, means["entropy"], valid, c)
+        exploration_loss = -c.exploration_loss_coeff * means["entropy"]
+        if c.exploration_loss == "symmetric_kl" and c.exploration_loss_coeff:
+            to_uniform = losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
+            exploration_loss = c.exploration_loss_coeff * to_uniform
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"] + exploration_loss
         loss = loss + c.kl_loss_coeff * means["kl_divergence"]
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio.detach(), valid).max()
@@ -202,34 +205,10 @@ def cleaned(batch: Batch) -> Batch:
     )
 
 
-def _exploration(policy: ActionDistribution, entropy: Tensor, valid: Tensor, config: APPOConfig) -> Tensor:
-    """Return the weighted exploration loss; `entropy` is the mean over valid steps."""
-    coefficient = config.exploration_loss_coeff
-    if config.exploration_loss == "symmetric_kl" and coefficient:
-        return coefficient * losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
-    return -coefficient * entropy
-
-
-def _kl(batch: Batch, policy: ActionDistribution, *, differentiable: bool) -> Tensor:
-    """Return KL(acting policy || current policy) [T, B]."""
-    behavior = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask)
-    with torch.set_grad_enabled(differentiable):
-        return behavior.kl(policy)
-
-
 def _minibatches(batch: Batch, config: APPOConfig, generator: torch.Generator) -> list[Tensor | None]:
     """Return the columns of every minibatch of one epoch; None for all columns."""
-    count = batch.valid.shape[1]
-    size = min(count, config.batch_size // config.rollout)
-    if size == count:
+    count, size = batch.valid.shape[1], config.batch_size // config.rollout
+    if size >= count:
         return [None]
     order = torch.randperm(count, generator=generator) if config.shuffle_minibatches else torch.arange(count)
     return list(torch.split(order.to(batch.valid.device, non_blocking=True), size))
-
-
-def _microbatches(batch: Batch, size: int) -> list[Batch]:
-    """Return parts of `size` columns; the whole batch if `size` is 0."""
-    columns = batch.valid.shape[1]
-    if not size or size >= columns:
-        return [batch]
-    return [batch.columns(slice(i, i + size)) for i in range(0, columns, size)]

@@ -8,7 +8,7 @@ update (`numpy_update`).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +29,6 @@ Array = NDArray[Any]
 ZERO = np.float32(0.0)
 
 
-class _Term(NamedTuple):
-    """A term of the loss, per step [T, B], and the derivative."""
-
-    value: Array
-    derivative: Array
-
-
 class NumpyUpdate:
     """Makes the optimizer steps of a learner; `numpy_update` makes the object.
 
@@ -51,66 +44,57 @@ class NumpyUpdate:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
-        target, metrics = self._compared(batch) if self._check.is_due() else self.differentiate(batch)
-        self.learner.step(batch.valid, metrics)
-        return target
-
-    def _compared(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Differentiate by torch and compare; after two differences torch makes all further steps."""
-        gradient = self.learner.optimizer.gradient
-        names = self.differentiate(batch)[1].keys()
-        mine = gradient.clone()
-        found = self.learner.differentiate(batch)
-        if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
-            self.learner.quick_update = None
-        return found
+        learner, gradient = self.learner, self.learner.optimizer.gradient
+        found: tuple[Tensor, Metrics] = self.differentiate(batch)
+        if self._check.is_due():
+            mine, names = gradient.clone(), found[1].keys()
+            found = learner.differentiate(batch)
+            if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
+                learner.quick_update = None
+        learner.step(batch.valid, found[1])
+        return found[0]
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Compute the results of `APPOLearner.differentiate`."""
         c, valid = self.config, batch.valid.numpy()
         (steps, columns), count = valid.shape, max(1, int(np.count_nonzero(valid)))
-        network = self._network(steps, columns)
+        if (steps, columns) not in self._networks:
+            self._networks[steps, columns] = NumpyMlpTraining(self.model, (steps + 1) * columns, steps * columns)
+        network = self._networks[steps, columns]
         logits, value = network.unroll(batch.obs[network.key].numpy().reshape(-1, *batch.obs[network.key].shape[2:]))
         value = value.reshape(steps + 1, columns)
-        acted = (batch.action, batch.recorded["logits"])
-        policy = PolicyTerms(self.learner.parts, logits, *(_steps(x) for x in acted))
+        acted = (x.flatten(0, 1).numpy() for x in (batch.action, batch.recorded["logits"]))  # [T*B, *]
+        policy = PolicyTerms(self.learner.parts, logits, *acted)
         log_prob, entropy, kl = (x.reshape(valid.shape) for x in (policy.log_prob, policy.entropy, policy.kl))
         log_ratio = log_prob - np.where(valid, batch.recorded["log_prob"].numpy(), log_prob)
         ratio = np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
         advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
         normalized, deviation = _normalized(advantage, valid, count)
-        surrogate = _surrogate(ratio, normalized, c.ppo_clip_ratio)
-        error = self._value_loss(batch, value[:-1], target)
-        clipped = (ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))
+        limits = 1.0 / (1.0 + c.ppo_clip_ratio), 1.0 + c.ppo_clip_ratio
+        free, held = ratio * normalized, np.clip(ratio, *limits) * normalized
+        value_loss, slope = self._value_loss(batch, value[:-1], target)
         terms = {
-            "policy_loss": surrogate.value,
-            "value_loss": error.value,
+            "policy_loss": -np.minimum(free, held),
+            "value_loss": value_loss,
             "entropy": entropy,
             "kl_divergence": kl,
             "ratio_mean": ratio,
-            "fraction_clipped": clipped,
+            "fraction_clipped": (ratio < limits[0]) | (ratio > limits[1]),
             "value_mean": return_value[:-1],
         }
         m = {name: float(np.where(valid, x, ZERO).sum(dtype=np.float32)) / count for name, x in terms.items()}
         loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - c.exploration_loss_coeff * m["entropy"]
         loss += c.kl_loss_coeff * m["kl_divergence"]
         share = valid * np.float32(1.0 / count)
-        inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX))
-        of_log_prob = np.where(valid & inside, surrogate.derivative * ratio, ZERO) * share
-        of_value = np.where(valid, error.derivative, ZERO) * share * np.float32(c.value_loss_coeff)
+        inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX)) & (free <= held)
+        of_log_prob = np.where(valid & inside, -normalized * ratio, ZERO) * share
+        of_value = np.where(valid, slope, ZERO) * share * np.float32(c.value_loss_coeff)
         of_entropy = share * np.float32(-c.exploration_loss_coeff)
         network.backward(policy.gradient(of_log_prob.reshape(-1), of_entropy.reshape(-1)), of_value.reshape(-1))
         ratio_max = float(np.where(valid, ratio, ZERO).max())
         return torch.from_numpy(target), {"loss": loss, **m, "ratio_max": ratio_max, "advantage_std": deviation}
-
-    def _network(self, steps: int, columns: int) -> NumpyMlpTraining:
-        """Return the twin for a shape of minibatch."""
-        shape = (steps, columns)
-        if shape not in self._networks:
-            self._networks[shape] = NumpyMlpTraining(self.model, (steps + 1) * columns, steps * columns)
-        return self._networks[shape]
 
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
         """Compute the results of `APPOLearner.returns`."""
@@ -122,19 +106,19 @@ class NumpyUpdate:
             return gae(steps, c.gamma, c.gae_lambda)
         return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)
 
-    def _value_loss(self, batch: Batch, value: Array, target: Array) -> _Term:
-        """Compute `losses.clipped_value_loss` for values [T, B] in the units of the value head."""
+    def _value_loss(self, batch: Batch, value: Array, target: Array) -> tuple[Array, Array]:
+        """Compute `losses.clipped_value_loss` and its derivative for values [T, B] in the units of the value head."""
         mean, std, limit = self.model.return_mean.item(), self.model.return_std.item(), self.config.ppo_clip_value
         error = value - (target - mean) / std
         squared = np.square(error)
         if limit <= 0:
-            return _Term(squared, 2.0 * error)
+            return squared, 2.0 * error
         move = value - (np.where(batch.valid.numpy(), batch.recorded["value"].numpy(), ZERO) - mean) / std
         if IS_READ in batch.recorded:
             move = np.where(batch.recorded[IS_READ].numpy(), ZERO, move)
         beyond = np.clip(move, -limit, limit) - move
         moved = np.square(error + beyond)
-        return _Term(np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO))
+        return np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO)
 
 
 def numpy_update(learner: APPOLearner) -> NumpyUpdate | None:
@@ -148,11 +132,6 @@ def numpy_update(learner: APPOLearner) -> NumpyUpdate | None:
     return NumpyUpdate(learner) if simple and is_supported(learner.parts) and has_numpy_twin(learner.model) else None
 
 
-def _steps(x: Tensor) -> Array:
-    """[T, B, *] as [T*B, *]."""
-    return x.flatten(0, 1).numpy()
-
-
 def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:
     """Return the result of `losses.normalize_advantage`, and the standard deviation."""
     advantage = np.where(valid, advantage, ZERO)
@@ -160,9 +139,3 @@ def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, floa
     centered = np.where(valid, advantage - mean, ZERO)
     deviation = math.sqrt(float(np.square(centered, dtype=np.float64).sum()) / count)
     return centered / np.float32(max(deviation, ADVANTAGE_STD_MIN)), deviation
-
-
-def _surrogate(ratio: Array, advantage: Array, clip_ratio: float) -> _Term:
-    """Compute `losses.ppo_policy_loss` and the derivative."""
-    free, held = ratio * advantage, np.clip(ratio, 1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio) * advantage
-    return _Term(-np.minimum(free, held), np.where(free <= held, -advantage, ZERO))

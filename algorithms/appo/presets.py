@@ -1,7 +1,7 @@
 """Presets of APPO by the names of `envs.presets`; given flags replace a preset's values."""
 
 from appo.envs.family import Preset
-from appo.envs.presets import MUJOCO_NAMES, discount_preset, family_learning
+from appo.envs.presets import MUJOCO_NAMES
 
 CLASSIC_CONTROL: Preset = {
     "rollout": 32,
@@ -12,18 +12,6 @@ CLASSIC_CONTROL: Preset = {
     "learning_rate": 1e-3,
     "exploration_loss_coeff": 0.005,
     "max_grad_norm": 1.0,
-}
-CLASSIC: dict[str, Preset] = {
-    "CartPole": CLASSIC_CONTROL,
-    "Acrobot": CLASSIC_CONTROL,
-    "MountainCar": CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02},
-    "MountainCarContinuous": CLASSIC_CONTROL,
-    # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
-    # with lambda, -185 and -199 with these, in two thirds of the time.
-    "Pendulum": CLASSIC_CONTROL
-    | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
-    # A few discrete states and a rare reward need persistent exploration.
-    **dict.fromkeys(("FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}),
 }
 
 # The discount is that of Raffin's tuned PPO (rl-baselines3-zoo): episodes of up to 1600 steps, the reward at the end.
@@ -40,12 +28,6 @@ BIPEDAL_WALKER: Preset = LUNAR_LANDER | {
     "ppo_epochs": 4,
     "ppo_clip_ratio": 0.2,
     "exploration_loss_coeff": 0.0,
-}
-BOX2D: dict[str, Preset] = {
-    "LunarLander": LUNAR_LANDER,
-    "LunarLanderContinuous": LUNAR_LANDER,
-    "BipedalWalker": BIPEDAL_WALKER,
-    "BipedalWalkerHardcore": BIPEDAL_WALKER,
 }
 
 # The settings with which Sample Factory 2 trains MuJoCo, published with its results.
@@ -65,8 +47,17 @@ MUJOCO: Preset = {
     "gae_lambda": 0.95,
 }
 PRESETS: dict[str, Preset] = {
-    **CLASSIC,
-    **BOX2D,
+    **dict.fromkeys(("CartPole", "Acrobot", "MountainCarContinuous"), CLASSIC_CONTROL),
+    # Returns of seeds 1 and 2 after 1 M steps: -275 and -276 with trajectories of 32 and batches of 256, -195 and -204
+    # with lambda, -185 and -199 with these, in two thirds of the time.
+    "Pendulum": CLASSIC_CONTROL
+    | {"rollout": 64, "batch_size": 1024, "vtrace_lambda": 0.95, "exploration_loss_coeff": 0.0},
+    # A few discrete states and a rare reward need persistent exploration.
+    **dict.fromkeys(
+        ("MountainCar", "FrozenLake", "CliffWalking", "Taxi"), CLASSIC_CONTROL | {"exploration_loss_coeff": 0.02}
+    ),
+    **dict.fromkeys(("LunarLander", "LunarLanderContinuous"), LUNAR_LANDER),
+    **dict.fromkeys(("BipedalWalker", "BipedalWalkerHardcore"), BIPEDAL_WALKER),
     **dict.fromkeys(MUJOCO_NAMES, MUJOCO),
 }
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
@@ -92,25 +83,3 @@ IMAGES: Preset = NUMBERS | {"ppo_epochs": 2, "learning_rate": 5e-4, "max_grad_no
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0}
 BY_KIND = frozenset(NUMBERS | IMAGES | CONTINUOUS)
 """Flags that depend on the kind of observations and actions."""
-
-
-def learning_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of learning for a known environment.
-
-    Args:
-        name: name of the preset from `appo.envs.presets.find_name`.
-        device: device of the learner, `cpu` or `cuda`.
-    """
-    return discount_preset(name) | PRESETS.get(name, {}) | family_learning(name, device)
-
-
-def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
-    """Return flag -> value of learning for an unknown environment.
-
-    Args:
-        images: whether observations contain images.
-        continuous: whether actions contain numbers.
-        rollout: number of steps of a trajectory; a batch has room for at least one trajectory.
-    """
-    room = {"batch_size": rollout} if rollout > BATCH_SIZE else {}
-    return (IMAGES if images else NUMBERS) | (CONTINUOUS if continuous else {}) | room

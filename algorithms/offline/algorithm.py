@@ -58,8 +58,7 @@ class BC(ActorCriticAlgorithm):
         from appo.algorithms.runtime.learning.read_batches import ReadBatches
         from appo.algorithms.runtime.memory.ownership import LearnerLedger
 
-        flags = context.flags
-        segments, _, state_size = trajectories.rnn_state.shape[1:]
+        flags, (segments, _, state_size) = context.flags, trajectories.rnn_state.shape[1:]
         gather = columns_of(flags.rollout, segments, state_size)
         needs = Needs((), context.reward_scale, context.reward_clip)
         read = reader_of(flags, context.spec, flags.rollout, gather, needs)

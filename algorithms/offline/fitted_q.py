@@ -13,12 +13,6 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec
 
-BATCH_SIZE = 256
-TARGET_INTERVAL = 100
-"""Updates after which the weights are copied to the network that targets are computed with."""
-LEARNING_RATE = 1e-3
-ROWS_AT_ONCE = 4096
-
 
 @dataclass(frozen=True)
 class Transitions:
@@ -75,12 +69,12 @@ class FittedQ:
         """
         self.scale = max(1e-3, float(data.reward.abs().mean()) / max(1.0 - gamma, 1e-2))
         target = copy.deepcopy(self.network).requires_grad_(False)
-        optimizer = torch.optim.Adam(self.network.parameters(), LEARNING_RATE)
+        optimizer = torch.optim.Adam(self.network.parameters(), 1e-3)
         last, total = max(1, updates // 10), 0.0
         for update in range(updates):
-            if update % TARGET_INTERVAL == 0:
+            if update % 100 == 0:
                 target.load_state_dict(self.network.state_dict())
-            drawn = torch.randint(len(data.here), (BATCH_SIZE,), generator=self.generator)
+            drawn = torch.randint(len(data.here), (256,), generator=self.generator)
             here, after = data.here[drawn], data.here[drawn] + 1
             with torch.no_grad():
                 following = (data.probabilities[after] * self._q(target, data.obs, after)).sum(-1)
@@ -97,12 +91,10 @@ class FittedQ:
     @torch.no_grad()
     def values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Return Q [M, L] of observations [M, *], in units of reward."""
-        count = len(next(iter(obs.values())))
-        rows = torch.split(torch.arange(count), ROWS_AT_ONCE)
+        rows = torch.split(torch.arange(len(next(iter(obs.values())))), 4096)
         return self.scale * torch.cat([self._q(self.network, obs, part) for part in rows])
 
     @staticmethod
     def _q(network: ActorCritic, obs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-        first = torch.ones(len(rows), dtype=torch.bool)
-        seen = {key: values[rows] for key, values in obs.items()}
+        seen, first = {key: values[rows] for key, values in obs.items()}, torch.ones(len(rows), dtype=torch.bool)
         return network.act(seen, first, torch.zeros(len(rows), network.rnn_state_size))[0]

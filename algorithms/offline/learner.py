@@ -18,8 +18,6 @@ from appo.envs.spec import EnvSpec
 
 ADVANTAGE_SQUARE = "advantage_square"
 """Name of the vector in a state that holds the running mean square of advantages; 0 before the first batch."""
-LEAST_NORM = 1e-3
-"""Smallest divisor of advantages: advantages near 0 are noise, and stay small."""
 
 
 class CloningLearner(ActorCriticLearner):
@@ -97,7 +95,10 @@ class MarwilLearner(CloningLearner):
             gae_lambda=c.gae_lambda,
             **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
         )
-        norm = self._norm(losses.masked_mean(advantage.square(), valid))
+        square, running = losses.masked_mean(advantage.square(), valid), self.further[ADVANTAGE_SQUARE]
+        rate = torch.where(running > 0, torch.full_like(running, c.advantage_norm_rate), 1.0)  # 1: the first batch
+        running.lerp_(torch.where(square.isfinite(), square.double(), running), rate)
+        norm = running.sqrt().float().clamp(min=1e-3).squeeze(0)  # advantages near 0 are noise, and stay small
         weight = (c.beta * advantage / norm).exp().clamp(max=c.max_weight)
         terms = {
             "policy_loss": -weight * policy.log_prob(batch.action),
@@ -109,10 +110,3 @@ class MarwilLearner(CloningLearner):
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
         largest = losses.zero_invalid(weight, valid).max()
         return loss, target, {**means, "advantage_norm": norm, "weight_max": largest}
-
-    def _norm(self, square: Tensor) -> Tensor:
-        """Update the running mean square of advantages, which the first batch sets; return the root."""
-        running = self.further[ADVANTAGE_SQUARE]
-        rate = torch.where(running > 0, torch.full_like(running, self.config.advantage_norm_rate), 1.0)
-        running.lerp_(torch.where(square.isfinite(), square.double(), running), rate)
-        return running.sqrt().float().clamp(min=LEAST_NORM).squeeze(0)

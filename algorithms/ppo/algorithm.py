@@ -37,11 +37,14 @@ class PPO(ActorCriticAlgorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.learning_preset(name)
+        return presets.PRESETS.get(name, {})
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""
-        return presets.learning_by_kind(images=images, continuous=continuous, rollout=rollout)
+        if images:
+            return presets.IMAGES
+        # With the default batch_size, an iteration of `CONTINUOUS` has 512 steps, in whole trajectories.
+        return presets.CONTINUOUS if continuous and 512 % rollout == 0 else {}
 
     def learner_class(self) -> type[PPOLearner]:
         """Return the class of the learner; the learner refuses flags that contradict the network (UsageError)."""
@@ -57,10 +60,11 @@ class PPO(ActorCriticAlgorithm):
 
         # With several policies, two learners that hold slots could wait for each other forever, so slots are not held.
         # Fast actors then fill iterations before slow actors finish. Steps older than one iteration are discarded.
-        lag = 2 if context.num_policies > 1 else None
         flags, alone = context.flags, context.num_policies == 1
-        hold = not flags.streams
-        source = make_column_batches(context, trajectories, sampling, device, hold=hold, max_policy_lag=lag)
+        lag = None if alone else 2
+        source = make_column_batches(
+            context, trajectories, sampling, device, hold=not flags.streams, max_policy_lag=lag
+        )
         if not flags.streams:
             return source
         return StreamedBatches(source, flags.batch_size // flags.microbatch_size, on_policy=alone)

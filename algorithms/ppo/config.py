@@ -60,18 +60,14 @@ class PPOConfig(SurrogateConfig):
         SurrogateConfig, "ppo_clip_ratio", "e of the clip of the probability ratio to [1-e, 1+e]", default=0.2
     )
     ppo_clip_schedule: str = flag(
-        "constant",
-        "change of ppo_clip_ratio: linear falls to 0 at train_for_env_steps",
-        choices=("constant", "linear"),
+        "constant", "change of ppo_clip_ratio: linear falls to 0 at train_for_env_steps", choices=("constant", "linear")
     )
     ppo_clip_value: float = same_flag(SurrogateConfig, "ppo_clip_value", default=0.0)
     exploration_loss_coeff: float = same_flag(
         SurrogateConfig, "exploration_loss_coeff", "weight of the entropy bonus", default=0.0
     )
     target_kl: float = flag(
-        0.0,
-        "an iteration ends before the minibatch whose KL divergence is 1.5 times this; 0 = off",
-        minimum=0,
+        0.0, "an iteration ends before the minibatch whose KL divergence is 1.5 times this; 0 = off", minimum=0
     )
 
     def one_update(self, size: int) -> "PPOConfig":
@@ -109,17 +105,14 @@ class PPOConfig(SurrogateConfig):
             UsageError: flags contradict each other.
         """
         super().check()
-        if recurrent and self.batch_size % self.segment_steps:
+        size, segment = self.microbatch_size, self.segment_steps
+        if recurrent and self.batch_size % segment:
             raise UsageError(
-                f"--batch_size={self.batch_size} is no multiple of --recurrence={self.segment_steps}, the steps of a"
+                f"--batch_size={self.batch_size} is no multiple of --recurrence={segment}, the steps of a"
                 " segment that a recurrent network is trained on"
             )
-        if self.microbatch_size:
-            self._check_microbatch(recurrent=recurrent)
-
-    def _check_microbatch(self, *, recurrent: bool) -> None:
-        """Refuse a microbatch that does not divide the batch, or flags that need whole batches (UsageError)."""
-        size, segment = self.microbatch_size, self.segment_steps
+        if not size:
+            return
         if size >= self.batch_size or self.batch_size % size:
             raise UsageError(
                 f"--microbatch_size={size} must be smaller than --batch_size={self.batch_size} and divide it; 0 = whole"

@@ -24,12 +24,8 @@ from appo.envs.spec import MASK_KEY, EnvSpec
 
 RATIO_MAX = "ratio_max"
 """The metric that is a maximum over the parts of a minibatch, not a mean."""
-
 ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
-
-KL_TOLERANCE = 1.5
-"""Factor of `--target_kl` at which an iteration ends, as in Stable-Baselines3."""
 
 
 class PPOLearner(ActorCriticLearner):
@@ -93,14 +89,14 @@ class PPOLearner(ActorCriticLearner):
 
     def follow(self, progress: float) -> None:
         """Set rate and clip of linear schedules; `progress` is the used share of the training budget, in [0, 1]."""
-        c = self.config
         self.optimizer.follow(progress)
-        self.clip_ratio.fill_(c.ppo_clip_ratio * (max(0.0, 1.0 - progress) if c.ppo_clip_schedule == "linear" else 1.0))
+        left = max(0.0, 1.0 - progress) if self.config.ppo_clip_schedule == "linear" else 1.0
+        self.clip_ratio.fill_(self.config.ppo_clip_ratio * left)
 
     def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
         target = self.config.target_kl
-        return target > 0 and float(metrics[KL].detach()) > KL_TOLERANCE * target
+        return target > 0 and float(metrics[KL].detach()) > 1.5 * target  # the factor of Stable-Baselines3
 
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""
@@ -140,10 +136,9 @@ class PPOLearner(ActorCriticLearner):
         """
         c, m, e = self.config, minibatch, self.clip_ratio
         policy, value = self._evaluate(m)
-        mean, std = moments or losses.masked_mean_and_std(m.advantage, m.valid)
-        advantage = m.advantage
+        moments, advantage = moments or losses.masked_mean_and_std(m.advantage, m.valid), m.advantage
         if c.normalize_advantages == "batch":
-            advantage = losses.normalize_advantage(advantage, m.valid, (mean, std))
+            advantage = losses.normalize_advantage(advantage, m.valid, moments)
         ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - e, 1 + e) * advantage)
         behavior_value, target = self.model.normalize_value(m.value), self.model.normalize_value(m.target)
@@ -161,7 +156,7 @@ class PPOLearner(ActorCriticLearner):
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
         loss = loss - c.exploration_loss_coeff * means["entropy"]
         ratio_max = losses.zero_invalid(fixed, m.valid).max()
-        return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": std}
+        return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": moments[1]}
 
     def estimate(self, batch: Batch) -> Batch:
         """Return the batch with recorded "advantage" and "target" [T, B] by the current values, see `Minibatch`."""

@@ -63,5 +63,4 @@ def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Mi
 def cleaned(batch: Batch) -> Batch:
     """Return the batch with zeros in actions and recorded numbers of invalid steps: 0 * NaN in a gradient is NaN."""
     recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
-    action = losses.zero_invalid(batch.action, batch.valid)
-    return replace(batch, action=action, recorded=batch.recorded | recorded)
+    return replace(batch, action=losses.zero_invalid(batch.action, batch.valid), recorded=batch.recorded | recorded)

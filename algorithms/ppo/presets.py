@@ -98,23 +98,3 @@ CONTINUOUS: Preset = {"num_batches_per_iteration": 8}
 """For unknown environments with actions that are numbers. The clip limits how far a mean moves per iteration, relative
 to the standard deviation. After 100,000 steps, three right numbers at once (`tests/reaching.py`) reached 0.867 of the
 best return with the default of 32 (49 iterations), 0.856 with 32 and a rate of 1e-3, and 0.984 with 8."""
-ITERATION = 512
-"""Steps of an iteration of `CONTINUOUS` with the default batch_size."""
-
-
-def learning_preset(name: str) -> Preset:
-    """Return flag -> value of learning for a name that `appo.envs.presets.find_name` returns."""
-    return PRESETS.get(name, {})
-
-
-def learning_by_kind(*, images: bool, continuous: bool, rollout: int) -> Preset:
-    """Return flag -> value of learning for an unknown environment.
-
-    Args:
-        images: whether observations contain images.
-        continuous: whether actions contain numbers.
-        rollout: number of steps of a trajectory; an iteration consists of whole trajectories.
-    """
-    if images:
-        return IMAGES
-    return CONTINUOUS if continuous and ITERATION % rollout == 0 else {}

@@ -8,10 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
-
 PROC = Path("/proc")
-
-_UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number close to 2^63 for "no limit"
 
 Number = TypeVar("Number", int, float)
 
@@ -19,8 +16,8 @@ Number = TypeVar("Number", int, float)
 def cpu_quota(cgroups: Path, proc: Path) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and those above it; None without a quota."""
     quotas = [parse_cpu_max(kernel_text(group / "cpu.max")) for group in _groups(cgroups, proc, "")]
-    for group in _groups(cgroups, proc, "cpu"):
-        quotas.append(parse_cfs(kernel_text(group / "cpu.cfs_quota_us"), kernel_text(group / "cpu.cfs_period_us")))
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas += [parse_cfs(*(kernel_text(group / name) for name in names)) for group in _groups(cgroups, proc, "cpu")]
     return least(quotas)
 
 
@@ -93,24 +90,20 @@ def parse_memory_limit(text: str) -> int | None:
         limit = int(text)
     except ValueError:
         return None
-    return limit if 0 <= limit < _UNLIMITED_BYTES else None
+    return limit if 0 <= limit < 1 << 60 else None  # cgroup v1 writes a number close to 2^63 for "no limit"
 
 
 def number_of(text: str, key: str) -> int | None:
     """Return the number after a key, from a text with a key and a number per line; None without the key."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == key and words[1].isdigit():
-            return int(words[1])
-    return None
+    rows = (line.split() for line in text.splitlines())
+    return next((int(row[1]) for row in rows if len(row) > 1 and row[0] == key and row[1].isdigit()), None)
 
 
 def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
     """Return path by controller from /proc/self/cgroup; the name of cgroup v2 is ""."""
     paths = {}
     for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, found, path = rest.partition(":")
+        controllers, found, path = line.partition(":")[2].partition(":")
         if found:
             paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
     return paths

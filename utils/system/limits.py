@@ -8,8 +8,7 @@ MANY = 1 << 16
 
 def raise_limit() -> None:
     """Raise the limit above the default of shells, up to the hard limit, for this process and later children."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = raised_limit()
+    (soft, hard), wanted = resource.getrlimit(resource.RLIMIT_NOFILE), raised_limit()
     if wanted is not None and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -21,23 +21,11 @@ from appo.utils.system.cgroups import (
     number_of,
 )
 
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # malloc.h of glibc
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-
 _NEVER = -1  # becomes the largest size_t
-
-_LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # of glibc before 2.35 on 64 bit
-
-_TOP_PAD_BYTES = 64 << 20
-
-_ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -52,8 +40,7 @@ def available_cores() -> int:
 
 def core_time() -> float:
     """Return the seconds of CPU time per second for this process and its children: cores, or the cgroup's quota."""
-    quota = cpu_quota(CGROUPS, PROC)
-    cores = len(allowed_cores())
+    quota, cores = cpu_quota(CGROUPS, PROC), len(allowed_cores())
     return float(cores if quota is None else min(cores, quota))
 
 
@@ -61,7 +48,8 @@ def processor_name() -> str:
     """Return the processor's model from /proc/cpuinfo, as numbers on ARM; "" if unknown."""
     lines = (line.partition(":") for line in kernel_text(PROC / "cpuinfo").splitlines())
     values = {name.strip(): value.strip() for name, _, value in lines}
-    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in _ARM_NAMES if name in values)
+    arm = ("CPU implementer", "CPU part", "CPU variant")
+    return values.get("model name") or " ".join(f"{name} {values[name]}" for name in arm if name in values)
 
 
 def available_memory_bytes() -> int:
@@ -88,11 +76,9 @@ def multiplies_bf16() -> bool:
 
 def parse_bf16(text: str) -> bool:
     """Return whether the flags (x86) or features (ARM) in /proc/cpuinfo contain bf16 instructions."""
-    for line in text.splitlines():
-        name, _, flags = line.partition(":")
-        if name.strip().lower() in ("flags", "features"):
-            return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
-    return False
+    lines = (line.partition(":") for line in text.splitlines())
+    flags = next((flags for name, _, flags in lines if name.strip().lower() in ("flags", "features")), "")
+    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags.split()))
 
 
 _threads = 1
@@ -137,14 +123,11 @@ def set_niceness(increment: int, *, group: bool = False) -> int:
 
 def pin_to(cores: frozenset[int]) -> bool:
     """Keep this process on these cores; return False if nothing changed (no cores, not allowed)."""
-    usable = cores & set(allowed_cores())
-    if not usable:
-        return False
-    try:
-        os.sched_setaffinity(0, usable)
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        if usable := cores & set(allowed_cores()):
+            os.sched_setaffinity(0, usable)
+            return True
+    return False
 
 
 def affinity_plan(num_workers: int, cores: Sequence[int]) -> list[frozenset[int]]:
@@ -174,7 +157,8 @@ def allocator_settings() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    mapped = libc.mallopt(_M_MMAP_THRESHOLD, _NEVER) or libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
+    # 32 MiB is the largest threshold of glibc before 2.35 on 64 bit.
+    mapped = libc.mallopt(_M_MMAP_THRESHOLD, _NEVER) or libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     trimmed = libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    padded = libc.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    padded = libc.mallopt(_M_TOP_PAD, 64 << 20)
     return bool(mapped and trimmed and padded)

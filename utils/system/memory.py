@@ -8,9 +8,6 @@ from pathlib import Path
 from appo.utils.system.cgroups import kernel_text, number_of
 
 _MADV_DONTNEED = 4  # mman.h of Linux
-
-_SMAPS = Path("/proc/self/smaps")
-
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.?)")  # range, permissions, start of the path
 
 
@@ -34,9 +31,8 @@ def release_unused() -> int:
     if hasattr(libc, "malloc_trim"):  # musl has none
         libc.malloc_trim(0)
     emptied = 0
-    for start, end in unchanged_files(kernel_text(_SMAPS)):
-        length = ctypes.c_size_t(end - start)
-        if libc.madvise(ctypes.c_void_p(start), length, _MADV_DONTNEED) == 0:
+    for start, end in unchanged_files(kernel_text(Path("/proc/self/smaps"))):
+        if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED) == 0:
             emptied += end - start
     return emptied
 

@@ -20,10 +20,7 @@ LIKE_SIGTERM = (signal.SIGQUIT, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
 SIGUSR1 is not in the list: every process then writes its stacks, see `utils/logging.py`.
 """
 
-ENDING = (signal.SIGINT, signal.SIGTERM, *LIKE_SIGTERM)
-"""Signals that end main."""
-
-QUIET = (*ENDING, signal.SIGHUP, signal.SIGUSR1)
+QUIET = (signal.SIGINT, signal.SIGTERM, *LIKE_SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that do not end the workers: main handles them, and SIGUSR1 writes stacks."""
 
 

@@ -30,16 +30,14 @@ class Descendants:
     def __init__(self) -> None:
         self._process = psutil().Process()
         self._known: list[Process] = []
-        self._calls = 0
-        self._most = 0.0
+        self._calls, self._most = 0, 0.0
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of live descendants and of children that were waited for; never decreases."""
         if self._calls % self.SCAN_CALLS == 0:
             self._known = self._process.children(recursive=True)
         self._calls += 1
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        living = 0.0
+        ended, living = resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
         for process in self._known:
             with contextlib.suppress(psutil().Error):  # the process has ended
                 times = process.cpu_times()
@@ -96,9 +94,7 @@ def taken_by_others(seconds: float, others: float, cores: int, core_time: float)
         cores: number of cores.
         core_time: CPU time per second that the program may use: under a quota, less than the number of cores.
     """
-    if seconds <= 0:
-        return 0.0
-    left = cores - others / seconds
+    left = cores - others / seconds if seconds > 0 else core_time
     return min(1.0, max(0.0, (core_time - left) / core_time))
 
 
@@ -110,8 +106,7 @@ class Usage:
     """
 
     def __init__(self, gpus: "Nvml | None" = None) -> None:
-        self._gpus = gpus
-        self._looked = False
+        self._gpus, self._looked = gpus, False
 
     def read(self) -> dict[str, float]:
         """Return the present figures; CPU time is measured since the last call, and missing in the first."""

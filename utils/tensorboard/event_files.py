@@ -20,9 +20,7 @@ HPARAMS = "_hparams_/"
 """Begin of the tags of the table of hyperparameters."""
 
 _HEAD = struct.Struct("<QI")  # length and its checksum
-_FRAME_BYTES = _HEAD.size + 4
 _LONGEST_RECORD = 64 << 20
-_EMPTY_BYTES = 64  # of a file without events, which contains only its version
 
 
 class Records(NamedTuple):
@@ -38,8 +36,7 @@ class Records(NamedTuple):
     def framed(self, content: bytes) -> bytes:
         """Return a record as a file contains it: length, its checksum, content, its checksum."""
         length = struct.pack("<Q", len(content))
-        checksums = [struct.pack("<I", self.checksum(part)) for part in (length, content)]
-        return b"".join((length, checksums[0], content, checksums[1]))
+        return b"".join(part + struct.pack("<I", self.checksum(part)) for part in (length, content))
 
 
 def load_records() -> Records:
@@ -155,15 +152,13 @@ class EventFolder:
             with open_own(path) as file:
                 for content in contents(file):
                     self._records.Event.FromString(content)
-                    size += _FRAME_BYTES + len(content)
+                    size += _HEAD.size + len(content) + 4
                 file.seek(size)
                 head = file.read(_HEAD.size)
         except self._records.DecodeError:
             return False
-        if len(head) < _HEAD.size:
-            return True
-        length, checksum = _HEAD.unpack(head)
-        return bool(length <= _LONGEST_RECORD and checksum == self._records.checksum(head[:8]))
+        length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, None)
+        return checksum is None or bool(length <= _LONGEST_RECORD and checksum == self._records.checksum(head[:8]))
 
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of every file by name, oldest first."""
@@ -193,6 +188,6 @@ class EventFolder:
                     yield record
 
         replace_own(path, kept())
-        if size <= _EMPTY_BYTES:
+        if size <= 64:  # only the version
             remove_own(path)
         return size

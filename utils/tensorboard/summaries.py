@@ -45,9 +45,8 @@ def histogram_of(values: Iterable[SupportsFloat]) -> dict[str, object] | None:
     numbers = [number for value in values if math.isfinite(number := float(value))]
     if not numbers:
         return None
-    low, high = min(numbers), max(numbers)
+    low, high, counts = min(numbers), max(numbers), [0] * BUCKETS
     width = (high - low) / BUCKETS or 1.0
-    counts = [0] * BUCKETS
     for number in numbers:
         counts[min(int((number - low) / width), BUCKETS - 1)] += 1
     return {

@@ -14,9 +14,7 @@ from appo.utils.run_folder import remove_own
 from appo.utils.tensorboard.event_files import EVENTS, EventFile, EventFolder, load_records
 from appo.utils.tensorboard.summaries import histogram_of, image_of, table_of_runs
 
-_RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to the longest
-
-_LONGEST_RETRY_SECONDS = 30.0
+_RETRY_SECONDS = 1.0  # first pause after a failed write; doubles up to 30 s
 
 
 class _Event(NamedTuple):
@@ -39,6 +37,10 @@ class EventWriter:
     `add` never waits for the disk. The queue of tensorboardX blocks for ever after a full disk has ended its thread.
     After a failed write the writer abandons the file, because readers stop at a torn record, and begins a new file
     after a pause.
+
+    Attributes:
+        dropped: number of events lost to a full queue or a failed write.
+        written: number of events on disk.
     """
 
     def __init__(
@@ -60,20 +62,10 @@ class EventWriter:
         self._queue: deque[_Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._closing = False
-        self._dropped = self._written = 0
+        self.dropped = self.written = 0
         self._file: EventFile | None = None
         self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """Return the number of events lost to a full queue or a failed write."""
-        return self._dropped
-
-    @property
-    def written(self) -> int:
-        """Return the number of events on disk."""
-        return self._written
 
     def add(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         """Queue numbers at a step; return at once.
@@ -130,7 +122,7 @@ class EventWriter:
         event = _Event(time.time(), int(step), values, *described)
         with self._changed:
             if self._closing or len(self._queue) == self._queue.maxlen:
-                self._dropped += 1
+                self.dropped += 1
             if not self._closing:
                 self._queue.append(event)
                 self._changed.notify()
@@ -152,9 +144,9 @@ class EventWriter:
             except (OSError, ValueError):
                 self._abandon()
                 with self._changed:
-                    self._dropped += len(events)
+                    self.dropped += len(events)
                     self._changed.wait_for(lambda: self._closing, timeout=pause)
-                pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
+                pause = min(2 * pause, 30.0)
         self._abandon()
 
     def _write(self, events: list[_Event]) -> None:
@@ -162,10 +154,15 @@ class EventWriter:
         if self._file is not None and not self._file.is_in_place():  # removed or renamed
             self._abandon()
         file = self._file = self._file or self._open()
+        summaries = self._records.summary.Summary
         for event in events:
-            file.write(self._message(event))
+            values = [summaries.Value(tag=tag, **fields) for tag, fields in event.values.items()]
+            if event.flags is not None:
+                values = table_of_runs(self._records, event.flags, event.first)
+            content = summaries(value=values)
+            file.write(self._records.Event(wall_time=event.wall_time, step=event.step, summary=content))
         file.flush()
-        self._written += len(events)
+        self.written += len(events)
         self._purge_step = None
         if self._most_bytes and file.size > self._most_bytes // 4:
             self._abandon()  # a reader goes on in the next file
@@ -200,11 +197,3 @@ class EventWriter:
             remove_own(path)
             raise
         return file
-
-    def _message(self, event: _Event) -> Any:
-        summaries = self._records.summary.Summary
-        values = [summaries.Value(tag=tag, **fields) for tag, fields in event.values.items()]
-        if event.flags is not None:
-            values = table_of_runs(self._records, event.flags, event.first)
-        summary = summaries(value=values)
-        return self._records.Event(wall_time=event.wall_time, step=event.step, summary=summary)
