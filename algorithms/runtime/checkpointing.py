@@ -36,8 +36,6 @@ class Checkpointing:
     """Requests states from learners at intervals, and writes checkpoints.
 
     Args:
-        directory: directory of the run.
-        config: flags of the run.
         blocks: state block of every policy.
         tables: for every policy, name and shape of every weight in the order of the flat vector.
         monitor: progress of the policies.

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Generator, Tensor
 
-from appo.algorithms.runtime.devices import CaptureError, DeviceEvent, SideStream
+from appo.algorithms.runtime.devices import CaptureError, Device, DeviceEvent, SideStream
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.messages import Message, Worker
 from appo.utils.errors import ResourceError
@@ -24,17 +24,13 @@ from appo.utils.errors import ResourceError
 log = logging.getLogger(__name__)
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
-
 SUCCESS = 0
-
 NAP_SECONDS = 1e-4
-
 HIGH_PRIORITY = -1
-
 _registered: set[int] = set()  # addresses of arenas; several workers of a process may share an arena
 
 
-class CudaStream:
+class CudaStream(SideStream):
     """A side stream."""
 
     def __init__(self) -> None:
@@ -58,12 +54,7 @@ class CudaStream:
 
 
 class OnStream:
-    """A worker with its own stream; the stream is not current between two messages of the worker.
-
-    Args:
-        worker: worker.
-        stream: stream of the worker.
-    """
+    """A worker with its own stream; the stream is not current between two messages of the worker."""
 
     def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
         self.worker, self.stream = worker, stream
@@ -89,7 +80,7 @@ class OnStream:
             yield message
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
 
     Args:

@@ -19,7 +19,6 @@ class CustomSummaries:
 
     Args:
         name: name of the function, as package.module:function; empty: no function.
-        hooks: callbacks of main; None without callbacks.
 
     Raises:
         UsageError: the function does not exist.

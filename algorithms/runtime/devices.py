@@ -1,7 +1,7 @@
-"""Devices of networks: the interface for the runtime, and the CPU.
+"""Devices of networks: the interface for the runtime, whose base classes are the CPU.
 
 Buffers, buckets, uploads and publication use this interface alone, and the same code runs on a CPU: every copy is done
-on return, and a captured function is the function itself. `cuda.py` implements the interface for CUDA.
+on return, no operation waits, and a captured function is the function itself. `cuda.py` overrides all methods.
 """
 
 from collections.abc import Callable
@@ -29,69 +29,6 @@ class DeviceEvent(Protocol):
         """Wait until the point has been reached."""
 
 
-class SideStream(Protocol):
-    """A stream of copies beside the computing stream (the current stream of the calling worker)."""
-
-    def active(self) -> AbstractContextManager[object]:
-        """Issue work here while entered."""
-
-    def follow(self) -> None:
-        """Make later work of this stream wait for all computing work issued so far."""
-
-    def lead(self) -> None:
-        """Make later computing work wait for all work issued to this stream so far."""
-
-    def mark(self) -> DeviceEvent:
-        """Return an event behind all work issued to this stream so far."""
-
-
-class Device(Protocol):
-    """The device of a worker's network.
-
-    Attributes:
-        name: torch name.
-        is_host: whether the memory is host memory, which needs no copies.
-    """
-
-    name: str
-    is_host: bool
-
-    def make(self, make: Callable[[], Worker]) -> Worker:
-        """Make a worker with its own computing stream."""
-
-    def register(self, arena: Arena) -> None:
-        """Enable copies from and to the arena without the host."""
-
-    def side_stream(self) -> SideStream:
-        """Make a new side stream."""
-
-    def mark(self) -> DeviceEvent:
-        """Return an event behind all computing work issued so far."""
-
-    def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on this device, without waiting; the caller may overwrite the original at once."""
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate host memory for copies without the host."""
-
-    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """Return a cheap repetition of the function on the memory in use now; the function must have run before.
-
-        Args:
-            function: function that repeats the same work on permanent tensors, and enters inference mode itself.
-            generator: generator used beside the default one.
-
-        Raises:
-            CaptureError: the function cannot be captured.
-        """
-
-    def strict(self) -> AbstractContextManager[object]:
-        """Raise RuntimeError, while entered, where the host waits for the device, which prevents a capture."""
-
-    def nap(self) -> None:
-        """Sleep briefly: the caller waits for the device."""
-
-
 class _Reached:
     """An event of a device that never lags behind."""
 
@@ -105,59 +42,72 @@ class _Reached:
 REACHED: DeviceEvent = _Reached()
 
 
-class HostStream:
-    """A side stream whose copies are done on return."""
+class SideStream:
+    """A stream of copies beside the computing stream (the current stream of the calling worker)."""
 
     def active(self) -> AbstractContextManager[object]:
-        """Change nothing."""
+        """Issue work here while entered."""
         return nullcontext()
 
     def follow(self) -> None:
-        """Do nothing: copies start in order."""
+        """Make later work of this stream wait for all computing work issued so far."""
 
     def lead(self) -> None:
-        """Do nothing: all copies are done."""
+        """Make later computing work wait for all work issued to this stream so far."""
 
     def mark(self) -> DeviceEvent:
-        """Return a reached event."""
+        """Return an event behind all work issued to this stream so far."""
         return REACHED
 
 
-class HostDevice:
-    """The CPU."""
+class Device:
+    """The device of a worker's network: the CPU, or a subclass.
+
+    Attributes:
+        name: torch name.
+        is_host: whether the memory is host memory, which needs no copies.
+    """
 
     name, is_host = "cpu", True
 
     def make(self, make: Callable[[], Worker]) -> Worker:
-        """Make a worker."""
+        """Make a worker with its own computing stream."""
         return make()
 
     def register(self, arena: Arena) -> None:
-        """Do nothing: the arena is host memory."""
+        """Enable copies from and to the arena without the host."""
 
     def side_stream(self) -> SideStream:
-        """Make a stream without delay."""
-        return HostStream()
+        """Make a new side stream."""
+        return SideStream()
 
     def mark(self) -> DeviceEvent:
-        """Return a reached event."""
+        """Return an event behind all computing work issued so far."""
         return REACHED
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, which is used before the next write."""
+        """Return the tensor on this device, without waiting; the caller may overwrite the original after its use."""
         return tensor
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate plain memory."""
+        """Allocate host memory for copies without the host."""
         return torch.zeros(shape, dtype=dtype)
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """Return the function."""
+        """Return a cheap repetition of the function on the memory in use now; the function must have run before.
+
+        Args:
+            function: function that repeats the same work on permanent tensors, and enters inference mode itself.
+            generator: generator used beside the default one.
+
+        Raises:
+            CaptureError: the function cannot be captured.
+        """
         return function
 
     def strict(self) -> AbstractContextManager[object]:
-        """Change nothing: no operation waits."""
+        """Raise RuntimeError, while entered, where the host waits for the device, which prevents a capture."""
         return nullcontext()
 
     def nap(self) -> None:
-        """Do nothing: no work is in progress."""
+        """Sleep briefly: the caller waits for the device."""

@@ -24,9 +24,7 @@ LATE_SECONDS = 5.0
 """Silence of the disk after which a warning is logged."""
 
 MOST_WAITING = 1000
-
 _LOOK_SECONDS = 1.0
-
 T = TypeVar("T")
 
 

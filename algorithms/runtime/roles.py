@@ -142,7 +142,6 @@ LEARNER = Role(
     oom_score=0,
     stop_share=1.0,
 )
-
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
 """Every role by its name, in the order of display; a run stops roles in the order of `Role.stop_share`."""
 

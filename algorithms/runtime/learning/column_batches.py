@@ -56,7 +56,8 @@ class ColumnBatches(BatchSource):
         if message.sequence == self.trajectories.sequence[message.slot]:
             self.queue.append(message)
             self.trajectories_seen += 1
-            self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
+            unused = self._mine(message.slot)[:, columns_used(self.trajectories, message) :]  # by a dead learner
+            self.queued_samples += int(np.count_nonzero(unused))
         if self.rounds:
             self.queue = deque(sorted(self.queue))
 
@@ -78,7 +79,7 @@ class ColumnBatches(BatchSource):
         num_rows = self.trajectories.valid.shape[2]
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
-            start = self._next_column(message)
+            start = columns_used(self.trajectories, message)
             fresh = self._fresh(message.slot, start, version)
             room = self.num_columns - self.filled
             end = int(fresh[room]) if len(fresh) > room else num_rows
@@ -147,10 +148,6 @@ class ColumnBatches(BatchSource):
         in_flight = self.staged_samples + self.queued_samples
         held = len(self.queue) + len(self.held) + self.staging.on_their_way
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
-
-    def _next_column(self, message: TrajectoryReady) -> int:
-        """Return the first unused column of a hand-over; columns used by a dead learner count as used."""
-        return columns_used(self.trajectories, message)
 
     def _mine(self, slot: int) -> Array:
         """Return the valid steps of this policy, [T, R]."""

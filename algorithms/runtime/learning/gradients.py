@@ -54,12 +54,7 @@ class Before(NamedTuple):
 
 
 class GradientRing:
-    """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads.
-
-    Args:
-        arena: shared memory.
-        policy: policy of the gradients.
-    """
+    """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads."""
 
     def __init__(self, arena: Arena, policy: int) -> None:
         names = ("vector", "figures", "note", "committed", "dropped", "applied", "before")
@@ -186,10 +181,7 @@ class GradientSource(BatchSource):
     former weights are too old by their versions.
 
     Args:
-        ring: ring of gradients.
-        policy: policy of the learner.
         trajectories: slots, released by other workers.
-        block: state block of the learner.
         role: role of the workers computing gradients beside actors; they are woken when an entry becomes free.
         max_policy_lag: lag of the weights, in versions, from which a gradient is dropped.
     """

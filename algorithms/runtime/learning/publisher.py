@@ -16,9 +16,7 @@ class Publisher:
     skipped.
 
     Args:
-        ring: ring for the weights.
         flat: weights [P]; at every call of a method, the weights of the version published last.
-        device: device of the weights.
     """
 
     def __init__(self, ring: WeightRing, flat: Tensor, device: Device) -> None:

@@ -1,7 +1,6 @@
 """Rollbacks: the return to the last good state, the end after useless rollbacks, and the incident saved then."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -79,25 +78,16 @@ def giving_up(
     reason = f"{reason}, also after {MAX_ROLLBACKS} rollbacks to the last good state"
     if folder is None:
         return NumericsError(reason)
-    words = {"reason": reason, "policy": policy}
+    arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
+    not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
+    words = {"reason": reason, "policy": policy, "not_finite": not_finite}
+    files = {"batch.safetensors": save(arrays), "incident.json": json.dumps(words, indent=1).encode()}
     name = f"numerics_p{policy}_v{state.meta['version']:012d}"
     try:
-        path = checkpoint_files.save(folder, name, {**encode(state, table), **_encode_batch(batch, words)})
-        _remove_oldest(folder)
+        path = checkpoint_files.save(folder, name, {**encode(state, table), **files})
+        incidents = sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)
+        for oldest in incidents[:-MAX_INCIDENTS]:
+            checkpoint_files.remove(oldest)
     except ResourceError as error:  # a full disk must not hide the reason
         return NumericsError(f"{reason}; batch and weights are not kept: {error}")
     return NumericsError(f"{reason}; batch and weights are in {path}")
-
-
-def _encode_batch(batch: Batch, words: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files of an incident beyond the files of a checkpoint."""
-    arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
-    not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
-    words = {**words, "not_finite": not_finite}
-    return {"batch.safetensors": save(arrays), "incident.json": json.dumps(words, indent=1).encode()}
-
-
-def _remove_oldest(folder: Path) -> None:
-    incidents = sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)
-    for path in incidents[:-MAX_INCIDENTS]:
-        checkpoint_files.remove(path)

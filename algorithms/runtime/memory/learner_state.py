@@ -19,7 +19,6 @@ from appo.utils.errors import UsageError
 from appo.utils.values import nearest, shown
 
 META_BYTES = 1 << 16
-
 READ_ATTEMPTS = 50
 
 

@@ -26,7 +26,6 @@ class SlotEntry(NamedTuple):
 
     Attributes:
         number: number of the trajectory in its group.
-        generation: generation of the actor.
         total: valid steps of the group, up to and including this entry.
         is_first: 1 for the first entry of an actor, else 0.
     """
@@ -85,14 +84,7 @@ class OutputRing(SharedArrays):
 
 
 class GroupTap:
-    """Copies the slots of one group into its ring.
-
-    Args:
-        ring: ring of the run.
-        trajectories: slots.
-        group: number of the group.
-        generation: generation of its actor.
-    """
+    """Copies the slots of one group into its ring."""
 
     def __init__(self, ring: OutputRing, trajectories: Trajectories, group: int, generation: int) -> None:
         self.ring, self.trajectories, self.group, self.generation = ring, trajectories, group, generation

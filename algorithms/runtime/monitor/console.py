@@ -22,7 +22,6 @@ FIRST_LINE_SECONDS = 2.0
 FRAME_SECONDS, LONGEST_FRAME_SECONDS = 1.0, 5.0
 FRAME_COST = 200  # times the duration of a frame until the next, between the two limits above
 SMALLEST = os.terminal_size((60, 12))  # smallest terminal with room for a panel
-
 Look = Callable[[float], Overview]
 """Function from a monotonic time to the overview; called only before a display."""
 
@@ -31,7 +30,6 @@ class Title(NamedTuple):
     """The title of a run in its display.
 
     Attributes:
-        run: directory of the run.
         env: name of the environment.
         aim: end of the run, in words.
         losses: metrics in the panel's line of losses, metric -> word.

@@ -51,24 +51,19 @@ class Companion(Protocol):
 
     def look(self, now: float) -> None:
         """Restart the process if it has ended and the restart is due at monotonic time `now`."""
-        ...
 
     def plain(self) -> dict[str, object]:
         """Return the entry of the process in status.json."""
-        ...
 
 
 class Monitor:
     """Collects all reports; writes metrics.jsonl and TensorBoard summaries, and updates the console.
 
     Args:
-        directory: directory of the run.
-        config: logging flags.
         resumed: plain state of the checkpoint of every policy; {} without a checkpoint.
         budget: budget of the run, for the estimate of the remaining time.
         machine: machine of the run; by default the local machine without a GPU.
         frozen: policies that never learn.
-        hooks: callbacks; None without callbacks.
 
     Attributes:
         policies: counters and statistics per policy.
@@ -129,7 +124,10 @@ class Monitor:
                 writer = EventWriter(folder.summaries(policy), purge_step=purge_step, most_bytes=most_bytes // 4)
                 self.writers.append(writer)
                 if state and not first_start:
-                    self._show_again(policy, folder.metrics)
+                    # TensorBoard's loader ignores a purge: a point disappears only if its curve gets a new point at or
+                    # before its step.
+                    earlier = [r for r in without_lost(read_metrics(folder.metrics)) if r["policy"] == policy]
+                    self._show(policy, last_values(earlier))
         self._traces: set[str] = set()  # logged tracebacks and warnings
         self._has_said_absurd = False
         self._played = self._ended = False  # whether an episode has ended; whether the start has
@@ -205,7 +203,10 @@ class Monitor:
 
     def write_summaries(self, now: float) -> None:
         """Write a record of every policy to metrics.jsonl and TensorBoard."""
-        self._warn_of_absurd_figures()
+        absurd = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
+        if absurd and not self._has_said_absurd:
+            self._has_said_absurd = True
+            log.warning("policy %d: nothing can be learned from such numbers: %s", *absurd[0])
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
@@ -223,12 +224,6 @@ class Monitor:
             if self.writers:
                 self._show(policy, record)
 
-    def _warn_of_absurd_figures(self) -> None:
-        found = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
-        if found and not self._has_said_absurd:
-            self._has_said_absurd = True
-            log.warning("policy %d: nothing can be learned from such numbers: %s", *found[0])
-
     def _after_callbacks(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
         """Call the callbacks for summaries and results; return the record with the figures of callbacks."""
         if hooks.hears("on_summaries"):
@@ -245,15 +240,6 @@ class Monitor:
         tags = {tag: value for tag, value in record.items() if tag not in HEAD}
         tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
         self.writers[policy].add(int(record["env_steps"]), tags)
-
-    def _show_again(self, policy: int, path: Path) -> None:
-        """Write a point of every earlier curve at the env steps of the resume.
-
-        TensorBoard's loader ignores a purge: a point disappears only if its curve gets a new point at or before its
-        step.
-        """
-        earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
-        self._show(policy, last_values(earlier))
 
     def record(self, policy: int, now: float) -> dict[str, float]:
         """Return the counters of a policy, then the figures by TensorBoard tag."""

@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ MOST_POLICIES = 8
 WARNING_LINES = 3
 MOST_LOSSES = 6
 SIZE = "replay/size"
-
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
 """Texts with styles."""
@@ -42,11 +41,9 @@ class Snapshot:
     """A run at one moment: title, figures and curve.
 
     Attributes:
-        name: name of the run.
         env: name of the environment.
         state: training, finished, ...
         aim: end of the run, in words.
-        overview: figures of the run.
         trace: mean return of the best policy so far.
         losses: metrics in the line of losses, metric -> word, from the algorithm; {}: the first of all metrics.
     """
@@ -224,14 +221,11 @@ def _progress(snapshot: Snapshot, width: int) -> Text:
 
 def _speed(overview: Overview, width: int) -> list[Text]:
     env_steps, samples = _rate(overview, "env_steps"), _rate(overview, "samples")
-    words = [(f"{short_number(overview.env_steps)} env steps", "bold")]
-    if env_steps is not None:
-        words.append((f"{short_number(env_steps)} env steps/s", ""))
-    if samples is not None:
-        words.append((f"{short_number(samples)} samples/s", ""))
-    elif overview.performance:
-        words.append((f"{short_number(overview.performance.samples_per_second)} samples/s", ""))
-    return _wrap("speed", words, width)
+    if samples is None and overview.performance:
+        samples = overview.performance.samples_per_second
+    rates = {"env steps/s": env_steps, "samples/s": samples}
+    words = [(f"{short_number(rate)} {unit}", "") for unit, rate in rates.items() if rate is not None]
+    return _wrap("speed", [(f"{short_number(overview.env_steps)} env steps", "bold"), *words], width)
 
 
 def _returns(record: Record) -> Spans:
@@ -257,16 +251,13 @@ def _lag(record: Record, overview: Overview) -> Spans:
 
 
 def _replay(record: Record) -> Spans:
-    words = [(f"{short_number(record[SIZE])} steps", "")]
-    for tag, form in (
-        ("replay/uses_per_step", "{:.3g} uses a step"),
-        ("replay/mean_priority", "priority {:.3g}"),
-        ("replay/age_samples", "{} steps old"),
-    ):
-        if tag in record:
-            value = record[tag]
-            words.append((form.format(short_number(value) if tag.endswith("samples") else value), ""))
-    return words
+    forms: dict[str, Callable[[float], str]] = {
+        SIZE: lambda steps: f"{short_number(steps)} steps",
+        "replay/uses_per_step": "{:.3g} uses a step".format,
+        "replay/mean_priority": "priority {:.3g}".format,
+        "replay/age_samples": lambda steps: f"{short_number(steps)} steps old",
+    }
+    return [(form(record[tag]), "") for tag, form in forms.items() if tag in record]
 
 
 def _machine(overview: Overview) -> Spans:

@@ -75,7 +75,9 @@ class ProcessTimes:
             reports.append(report._replace(seconds={}, cpu_seconds={}, collected=0, trained=0))
         reports.append(report)
         end = _elapsed(report) - WINDOW_SECONDS
-        while len(reports) > 2 and _elapsed(reports[1]) <= end and not self._needed(report):
+        while len(reports) > 2 and _elapsed(reports[1]) <= end:
+            if _work(reports[1]) == _work(report) > _work(reports[0]):
+                break  # without the oldest report the window would contain no unit of work
             reports.popleft()
 
     @property
@@ -93,10 +95,6 @@ class ProcessTimes:
             last.collected - first.collected,
             last.trained - first.trained,
         )
-
-    def _needed(self, last: TimeReport) -> bool:
-        """Return whether the window would contain no unit of work without the oldest report."""
-        return _work(self._reports[1]) == _work(last) > _work(self._reports[0])
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,6 @@ class Performance:
         samples_per_second: valid steps that are both taken and trained; before training steps taken, without actors
             steps trained.
         limit_samples_per_second: limit of the machine; 0 while nothing is trained.
-        bottleneck: bottleneck, in words.
     """
 
     roles: dict[str, RoleTimes]

@@ -16,9 +16,7 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 256
 LONGEST_NAME = 200
-
 T = TypeVar("T")
-
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
 

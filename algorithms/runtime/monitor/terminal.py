@@ -139,12 +139,7 @@ class Screen:
 
 
 class AboveFrame(io.TextIOBase):
-    """A stream whose complete lines appear above the frame of a screen.
-
-    Args:
-        screen: screen with the frame.
-        stream: stream of the terminal.
-    """
+    """A stream whose complete lines appear above the frame of a screen."""
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:
         self._screen, self._stream = screen, stream

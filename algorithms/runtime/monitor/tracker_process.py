@@ -27,7 +27,6 @@ class WandbClient:
     """A run at Weights & Biases, or at Trackio, whose package has the API of wandb.
 
     Args:
-        package: name of the package.
         settings: arguments of the package's `init`.
     """
 

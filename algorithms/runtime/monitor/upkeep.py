@@ -28,7 +28,6 @@ class Upkeep:
     thread is a daemon, because a hung disk may block it for ever.
 
     Args:
-        folder: folder of the run.
         lock: lock of the run, held by main.
         max_log_bytes: largest size of a log.
     """
@@ -94,10 +93,6 @@ class Belongings:
     """The files of a run's folder: finds a removed folder or file, and creates it again.
 
     Files that are written once are kept in memory. Writers of other files (figures, logs) continue in new files.
-
-    Args:
-        folder: folder of the run.
-        lock: lock of the run.
     """
 
     def __init__(self, folder: RunFolder, lock: RunLock) -> None:
@@ -126,7 +121,12 @@ class Belongings:
             self._is_said = False
             return
         try:
-            self._make_again()
+            with own_folder(self.folder.logs, make=True):
+                pass
+            self.lock.renew()  # before any write: the folder may belong to another run by now
+            for path, (_, content) in self._kept.items():
+                if not os.path.lexists(path):
+                    replace_own(path, content)
         except DirectoryInUse as error:
             self._taken = error
         except (OSError, AppoError) as error:
@@ -157,11 +157,3 @@ class Belongings:
                     continue
                 with open_own(path) as file:
                     self._kept[path] = mark, file.read(KEPT_BYTES)
-
-    def _make_again(self) -> None:
-        with own_folder(self.folder.logs, make=True):
-            pass
-        self.lock.renew()  # before any write: the folder may belong to another run by now
-        for path, (_, content) in self._kept.items():
-            if not os.path.lexists(path):
-                replace_own(path, content)

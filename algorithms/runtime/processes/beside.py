@@ -29,7 +29,6 @@ class CommandBeside:
 
     Args:
         words: words of the command line after `appo`.
-        janitor: janitor of main.
         output: file for the standard output.
         errors: file for the standard error.
     """
@@ -69,7 +68,6 @@ class RestartedCommand:
     Args:
         words: words of the command line after `appo`.
         log_path: log file of the command.
-        janitor: janitor of main.
     """
 
     def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:

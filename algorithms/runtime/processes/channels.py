@@ -151,9 +151,6 @@ class Mailbox:
 class Links:
     """All doorbells and queues of a run, created by main before the first process.
 
-    Args:
-        topology: topology of the run.
-
     Attributes:
         bells: doorbells by process name.
         hand_overs: (actor, policy) -> queue of trajectories to the learner of the policy.
@@ -272,7 +269,6 @@ class Channels:
     """The messages of one process.
 
     Args:
-        links: doorbells and queues of the process.
         arena: shared memory with the mailboxes.
         pipe: pipe to and from main.
         heartbeat: heartbeat of the process, which receives the queue in use.

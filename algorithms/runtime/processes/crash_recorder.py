@@ -39,10 +39,7 @@ class CrashRecorder:
     """Writes incidents from the journals, in main.
 
     Args:
-        topology: topology of the run.
         arena: shared memory with the journals.
-        incidents: folder for incidents.
-        flags: flags of the environment.
     """
 
     def __init__(self, topology: Topology, arena: Arena, incidents: Path, flags: Mapping[str, object]) -> None:

@@ -20,7 +20,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SCHED_CALLS = {"x86_64": (315, 314), "aarch64": (275, 274)}  # sched_getattr and sched_setattr, missing in libc
 _SCHED_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr: the first field is the size, the sixth the turn
-
 server_pid: int | None = None
 """Pid of the fork server, in the server and its children."""
 

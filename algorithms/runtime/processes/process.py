@@ -45,12 +45,8 @@ class ProcessPlan:
     """The settings of a process at its start.
 
     Attributes:
-        name: unique name in the run.
-        row: row of the heartbeat.
         workers: addresses of the workers in the process.
         links: doorbells and queues; None if all workers are in main.
-        arena: shared memory.
-        log_path: path of the log.
         niceness: niceness relative to main.
         cores: cores to which the process is pinned; empty: not pinned.
         threads: number of threads of numeric libraries.
@@ -122,7 +118,6 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
 
 
 kernel_kills = KernelKills()
-
 OF_SIGKILL = {
     True: ": out of memory (the kernel's count of such kills rose)",
     False: ", not by the kernel's out-of-memory killer",

@@ -100,7 +100,6 @@ class StallWatch:
     """Checks a run for stalls.
 
     Args:
-        progress: progress of the run.
         grows: function that returns the growing number.
         patience_seconds: shortest stall that ends a run.
     """

@@ -119,7 +119,9 @@ class Strays:
         """Yield children of the fork server in a foreign session: orphans of actors."""
         server = self._server
         if server is None or not _is_same(table.get(server.pid), server.started):
-            server = self._server = next(filter(_is_fork_server, children.get(self.main, ())), None)
+            of_main = children.get(self.main, ())
+            servers = (one for one in of_main if b"multiprocessing.forkserver" in _read(one.pid, "cmdline"))
+            server = self._server = next(servers, None)
         if server is not None and any(table[pid].parent == server.pid for pid in self.leaders & table.keys()):
             self._adopts = True
         for child in children.get(server.pid, ()) if server is not None and self._adopts else ():
@@ -149,10 +151,6 @@ class Strays:
 
 def _is_same(one: Process | None, started: int) -> bool:
     return one is not None and one.started == started
-
-
-def _is_fork_server(one: Process) -> bool:
-    return b"multiprocessing.forkserver" in _read(one.pid, "cmdline")
 
 
 class SharedMemory:

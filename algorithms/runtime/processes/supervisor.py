@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
@@ -71,11 +70,6 @@ class Seat:
     """A process of the run and its seat; a restart gets the next generation.
 
     Attributes:
-        plan: settings of the process.
-        process: the process.
-        postbox: messages to and from the process.
-        heartbeat: heartbeat of the process.
-        started: time of the start, monotonic seconds.
         work_before: units of work of earlier processes in the seat; None until the process is ready.
     """
 
@@ -123,7 +117,6 @@ class Supervisor:
     """Starts, restarts and ends processes, and passes messages between processes and main.
 
     Args:
-        links: doorbells and queues of all processes.
         janitor: janitor, which receives all process groups.
         limits: limits of a process's activities.
         launch: function that starts the process of a name and generation through `start`.
@@ -135,7 +128,6 @@ class Supervisor:
         begun: whether all processes were ready once; an earlier failure ends the run, except a few of actors.
         due: monotonic times of the restarts of empty seats.
         deaths: number of deaths so far, without retirements.
-        last_death: latest death.
     """
 
     def __init__(
@@ -191,7 +183,10 @@ class Supervisor:
         # Until the next restart at most.
         patience = max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
         ready = set(multiprocessing.connection.wait(waiting, patience))
-        self._note_pause(timeout_seconds)
+        now = time.monotonic()
+        if now - self._polled > timeout_seconds + PAUSE_SECONDS:  # main paused: a sleeping laptop, a stopped run
+            self._resumed = now
+        self._polled = now
         self.janitor.revive()
         for seat in seats:
             seat.postbox.flush()
@@ -222,8 +217,9 @@ class Supervisor:
         running = dict.fromkeys(names)
         while running and (left := deadline - time.monotonic()) > 0:
             seats = {name: self.seats[name] for name in running}
-            waiting = [w for p in seats.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
-            ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
+            pipes = [seat.postbox.pipe for seat in seats.values() if not seat.postbox.pipe.closed]
+            sentinels = [seat.process.sentinel for seat in seats.values()]
+            ready = set(multiprocessing.connection.wait([*pipes, *sentinels], min(left, 0.1)))
             for name, seat in seats.items():
                 seat.postbox.flush()
                 for message in seat.postbox.take():
@@ -323,13 +319,6 @@ class Supervisor:
             for bell in self.links.bells.values():
                 bell.ring()
 
-    def _note_pause(self, timeout_seconds: float) -> None:
-        """Restart all times after a pause of main (a sleeping laptop, a stopped run)."""
-        now = time.monotonic()
-        if now - self._polled > timeout_seconds + PAUSE_SECONDS:
-            self._resumed = now
-        self._polled = now
-
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
     """Return whether a process died with the mutex of a queue locked, by the processes and seconds in the queue."""
@@ -342,7 +331,3 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
 def _other_end(seat: Seat, peer: int) -> str:
     """Return the process at the far end of the queue to a peer: a queue connects an actor and a learner."""
     return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
-
-
-def _closed(waitable: object) -> bool:
-    return isinstance(waitable, Connection) and waitable.closed

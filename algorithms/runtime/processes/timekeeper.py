@@ -11,8 +11,6 @@ class Timekeeper:
     """Reads the clock of the process once a second.
 
     Args:
-        process: name of the process.
-        role: role of the first worker.
         runs_environments: whether child processes, such as games, do the work of environments.
     """
 

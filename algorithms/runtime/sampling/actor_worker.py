@@ -36,11 +36,8 @@ class ActorWorker:
     """Steps groups of environments; independent of policies and processes.
 
     Args:
-        address: address of this worker.
-        groups: groups to step.
         pause_seconds: pause after the first trajectories, which makes actors hand over at different times.
         leaks: check, once a second, whether another actor should replace this one; None: no check.
-        hooks: callbacks of the run; None without callbacks.
     """
 
     def __init__(

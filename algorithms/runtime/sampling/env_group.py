@@ -36,9 +36,7 @@ from appo.utils.failpoints import failpoint
 from appo.utils.timing import ENV, FRAMEWORK, clock
 
 COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
-
 NOTED = (*COUNTS, "episodes")  # as `Trajectories.group_counts` has them
-
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | OpponentsReleased | Wake
 
 
@@ -48,7 +46,6 @@ class GroupPlan:
 
     Attributes:
         index: number of the group in the run.
-        slots: slots of the group.
         start: first step of the first trajectory, which spreads the completion of slots evenly over groups.
         num_policies: number of policies to draw from.
         num_past: number of past versions among the policies, at the end; no learner trains on their steps.
@@ -110,9 +107,7 @@ class EnvGroup:
     """Steps the environments of one group, and tracks their slot and step.
 
     Args:
-        plan: settings of the group.
         envs: environments of the group.
-        trajectories, finals: shared arrays.
         seeds: seeds of the environments and of the draw of policies.
         make_matchmaker: maker of the matchmaker, with several policies.
 
@@ -312,7 +307,8 @@ class EnvGroup:
         if self.plan.keep:
             self.free.append(slot)
         else:
-            policies = self._policies_of(slot)
+            acted = np.unique(t.policy_id[slot, :end]).tolist() if self.plan.num_policies > 1 else [0]
+            policies = [policy for policy in acted if policy < self.plan.num_policies - self.plan.num_past]
             self.totals["sent"] += len(policies)
             taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
             t.taker[slot] = taker
@@ -338,12 +334,6 @@ class EnvGroup:
 
     def _repeat_hand_overs(self) -> Iterator[TrajectoryReady]:
         return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
-
-    def _policies_of(self, slot: int) -> list[int]:
-        if self.plan.num_policies == 1:
-            return [0]
-        learning = self.plan.num_policies - self.plan.num_past
-        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout]) if p < learning]
 
     def _shape(self, reward: Array, step: int) -> None:
         if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):

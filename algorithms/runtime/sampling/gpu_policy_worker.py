@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
 from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
@@ -58,12 +57,6 @@ class GpuEngine:
 
     Rows are copied from their slots to the device directly, in one copy per request and field. Padding rows use a spare
     state row. Recurrent states stay on the device. All recorded fields return in one copy, as float32.
-
-    Args:
-        policy: policy that acts.
-        plan: settings of the policy worker.
-        trajectories: shared arrays.
-        device: device of the policy.
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories, device: Device) -> None:
@@ -94,7 +87,11 @@ class GpuEngine:
         bucket.host_said.copy_(bucket.said, non_blocking=True)
         self.device.mark().synchronize()
         clock.enter(COPYING)
-        self._store(bucket, rows, bucket.host_said[:count].numpy())
+        said, start = bucket.host_said[:count].numpy(), 0
+        for name, shape in bucket.said_shapes.items():
+            end = start + math.prod(shape)
+            self.fields[name][rows.at] = said[:, start:end].reshape(rows.lead + shape)
+            start = end
 
     def fast(self, random: Random) -> FastPolicy | None:
         """Return None: no engine is faster than a captured pass."""
@@ -113,14 +110,6 @@ class GpuEngine:
         bucket.host_state_index[:count] = torch.from_numpy(self.state_indices[rows.state].reshape(-1))
         bucket.host_state_index[count:] = len(self.states) - 1
         bucket.state_index.copy_(bucket.host_state_index, non_blocking=True)
-
-    def _store(self, bucket: _Bucket, rows: Rows, said: Array) -> None:
-        """Write recorded fields [N, W] into the slots."""
-        start = 0
-        for name, shape in bucket.said_shapes.items():
-            end = start + math.prod(shape)
-            self.fields[name][rows.at] = said[:, start:end].reshape(rows.lead + shape)
-            start = end
 
     def _make_bucket(self, size: int, random: Random) -> _Bucket:
         """Allocate the buffers of a size, run its pass on spare rows, and capture the pass."""

@@ -9,11 +9,8 @@ from appo.utils.system.memory import held_bytes
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-
 SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
-
 LEAST_SECONDS = 5.0  # looks once a second may miss the end of an episode
-
 MOST_PATIENCE = 8
 
 

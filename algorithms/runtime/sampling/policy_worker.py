@@ -27,7 +27,6 @@ class ActingPlan:
     """The settings of a policy worker.
 
     Attributes:
-        spec: spaces of the environment.
         num_groups: groups of the whole run.
         recurrence: steps of a BPTT segment; the recurrent state is recorded before each.
         num_policies: policies that may act in one group.
@@ -71,7 +70,6 @@ class Engine(Protocol):
     """Runs forward passes of a policy on rows of the slots.
 
     Attributes:
-        policy: policy that acts.
         live_state: recurrent state [G, R, H] of every group of the run, on the device.
     """
 
@@ -86,13 +84,7 @@ class Engine(Protocol):
 
 
 class HostEngine:
-    """Gathers the rows, acts, and scatters the recorded fields; works on a device too, slowly.
-
-    Args:
-        policy: policy that acts.
-        plan: settings of the policy worker.
-        trajectories: shared arrays.
-    """
+    """Gathers the rows, acts, and scatters the recorded fields; works on a device too, slowly."""
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories) -> None:
         self.policy, self.trajectories, self.device = policy, trajectories, plan.device
@@ -147,10 +139,8 @@ class PolicyWorker:
 
     Args:
         address: address of this worker; the index is the policy.
-        plan: settings.
         engine: engine of the forward passes.
         ring: ring of the weights published by the learner.
-        trajectories, finals: shared arrays.
     """
 
     def __init__(

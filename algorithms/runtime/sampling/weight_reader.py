@@ -12,7 +12,6 @@ from appo.utils.errors import ResourceError
 log = logging.getLogger(__name__)
 
 LOAD_ATTEMPTS = 3
-
 DAMAGED_VERSIONS = 3
 """Damaged versions in a row before a worker fails."""
 
@@ -27,7 +26,6 @@ class WeightReader:
 
     Args:
         ring: ring of published weights.
-        flat: model.
 
     Attributes:
         version: version of the weights in the model; 0 before the first.
@@ -49,7 +47,14 @@ class WeightReader:
         if weights is not None:
             self._load(newest, weights)
         elif self.ring.published != self.version and (damaged := self.ring.damaged()) is not None:
-            self._miss(damaged)
+            if damaged not in self._damaged:  # may be chance
+                self._damaged.append(damaged)
+                log.warning("the weights of version %d are damaged; version %d acts on", damaged, self.version)
+            if not self.version or len(self._damaged) > DAMAGED_VERSIONS:
+                raise ResourceError(
+                    f"the weights of version {damaged} are damaged where all processes share them: their checksum is"
+                    " not the one they were published with"
+                )
         return self.version
 
     def _load(self, version: int, weights: Array) -> None:
@@ -69,14 +74,3 @@ class WeightReader:
     def _checksum_loaded(self) -> int:
         read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
         return checksum(read_back)
-
-    def _miss(self, version: int) -> None:
-        """Keep the present weights, as long as the damage can be chance."""
-        if version not in self._damaged:
-            self._damaged.append(version)
-            log.warning("the weights of version %d are damaged; version %d acts on", version, self.version)
-        if not self.version or len(self._damaged) > DAMAGED_VERSIONS:
-            raise ResourceError(
-                f"the weights of version {version} are damaged where all processes share them: their checksum is not"
-                " the one they were published with"
-            )
