@@ -274,15 +274,19 @@ class EpisodeWatch:
             self._note(step, cut)
         if self.hooks.hears("on_episode_step"):
             if watches_episodes:
-                taken = enumerate(step.valid.tolist())
-                step = step._replace(
-                    episodes=tuple(self._episodes.get(row) if is_one else None for row, is_one in taken)
-                )
+                rows = enumerate(step.valid.tolist())
+                step = step._replace(episodes=tuple(self._episodes.get(row) if taken else None for row, taken in rows))
             self.hooks.tell("on_episode_step", Step(*(read_only(part) for part in step)))
         if watches_episodes:
             for row in np.flatnonzero((step.terminated | step.truncated) & step.valid).tolist():
-                if row in self._episodes:
-                    answers += self._end(row, step, stats)
+                if (episode := self._episodes.pop(row, None)) is not None:
+                    episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
+                    episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
+                    episode.stats = {
+                        name: value for one in stats if one.row == row for name, value in one.stats.items()
+                    }
+                    found = self.hooks.tell("on_episode_end", episode, read=finite)
+                    answers += [EpisodeStats(row, answer) for answer in found if answer]
         return answers
 
     def _note(self, step: Step, cut: Array | None) -> None:
@@ -296,14 +300,6 @@ class EpisodeWatch:
         self._playing[:] = step.valid & ~(step.terminated | step.truncated)
         self._return += np.where(step.valid, step.rewards, 0)
         self._length += np.where(step.valid, step.num_frames, 0)
-
-    def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
-        episode = self._episodes.pop(row)
-        episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
-        episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
-        episode.stats = {name: value for one in stats if one.row == row for name, value in one.stats.items()}
-        answers = self.hooks.tell("on_episode_end", episode, read=finite)
-        return [EpisodeStats(row, answer) for answer in answers if answer]
 
 
 class GroupHooks:

@@ -23,10 +23,7 @@ from appo.utils.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
 SUCCESS = 0
-NAP_SECONDS = 1e-4
-HIGH_PRIORITY = -1
 _registered: set[int] = set()  # addresses of arenas; several workers of a process may share an arena
 
 
@@ -95,7 +92,7 @@ class CudaDevice(Device):
     def __init__(self, urgent: bool = False) -> None:
         if not torch.cuda.is_available():
             raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
-        self._priority = HIGH_PRIORITY if urgent else 0
+        self._priority = -1 if urgent else 0  # the lower, the more urgent
         self._pool = torch.cuda.graph_pool_handle()
 
     def make(self, make: Callable[[], Worker]) -> Worker:
@@ -111,7 +108,8 @@ class CudaDevice(Device):
         if address in _registered:
             return
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, PORTABLE))
+        portable = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
+        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, portable))
         if code == SUCCESS:
             _registered.add(address)
             weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
@@ -151,7 +149,10 @@ class CudaDevice(Device):
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.inference_mode(False), _without_collections():
-                _let_draw(graph, generator)
+                if generator is not None and hasattr(graph, "register_generator_state"):
+                    with warnings.catch_warnings():  # newer versions of torch register it and deprecate this call
+                        warnings.simplefilter("ignore")
+                        graph.register_generator_state(generator)
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                     function()
         except RuntimeError as error:
@@ -172,7 +173,7 @@ class CudaDevice(Device):
 
     def nap(self) -> None:
         """Sleep for less than the time of a relevant kernel."""
-        time.sleep(NAP_SECONDS)
+        time.sleep(1e-4)
 
     def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
         """Clear up after a failed capture, which leaves its stream current, and memory and generators half captured."""
@@ -189,14 +190,6 @@ def _unregister(address: int) -> None:
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     _registered.discard(address)
-
-
-def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
-    """Register a generator with a graph; newer versions of torch do so themselves and deprecate this call."""
-    if generator is not None and hasattr(graph, "register_generator_state"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph.register_generator_state(generator)
 
 
 @contextlib.contextmanager

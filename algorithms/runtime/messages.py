@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, get_args
 
-from appo.algorithms.runtime.roles import MAIN, ROLES, WRITER
+from appo.algorithms.runtime.roles import MAIN, ROLES, WRITER, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from appo.algorithms.runtime.roles import Role
 
 KEY = "traits"
 """Name of the traits in the plain state of a learner."""
@@ -58,7 +56,7 @@ class Address:
     member: int = 0
 
     def __str__(self) -> str:
-        return ROLES[self.role].worker_name(self.index, self.member)
+        return self.facts.worker.format(index=self.index, member=self.member)  # such as policy_worker_0.1
 
     @property
     def facts(self) -> Role:

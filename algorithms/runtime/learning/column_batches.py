@@ -97,7 +97,13 @@ class ColumnBatches(BatchSource):
                 self.staging.give_back(message)
                 yield from self._release_free()
         if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
-            yield from self._release_lacking()
+            # With every slot of the run held, no slot could arrive: as many are released as fill the batch. Further
+            # slots would bring columns for the next batch, acted by older weights. A round is released as a whole.
+            count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // num_rows)
+            for message in self.held[:count]:
+                self.staging.give_back(message)
+            self.held = self.held[count:]
+            yield from self._release_free()
 
     def take(self) -> Batch | None:
         """Return a full batch whose copies have arrived, else None; `staging` limits the life of the memory."""
@@ -122,18 +128,6 @@ class ColumnBatches(BatchSource):
         for message in self.held:
             self.staging.give_back(message)
         self.held = []
-        yield from self._release_free()
-
-    def _release_lacking(self) -> Iterator[SlotReleased]:
-        """Release as many slots as fill the batch: with every slot of the run held, no slot could arrive.
-
-        Further slots would bring columns for the next batch, acted by older weights. A round is released as a whole.
-        """
-        rows = self.trajectories.valid.shape[2]
-        count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // rows)
-        for message in self.held[:count]:
-            self.staging.give_back(message)
-        self.held = self.held[count:]
         yield from self._release_free()
 
     @property

@@ -124,8 +124,7 @@ class GradientRing:
         }
         self._take_off(actor, number, Dropped())
         none, valid = torch.empty(0), torch.ones(1, samples, dtype=torch.bool)
-        versions = torch.full((1, samples), version)
-        return Batch({}, none, valid, none, none, none, none, none, recorded, versions, none)
+        return Batch({}, none, valid, none, none, none, none, none, recorded, torch.full((1, samples), version), none)
 
     def drop(self, actor: int) -> None:
         """Remove the next entry of an actor without applying the gradient."""
@@ -168,8 +167,7 @@ class GradientRing:
         return sum(note.samples for note in notes), sum(note.frames for note in notes)
 
     def _totals_dropped(self) -> Dropped:
-        actors = range(len(self._applied))
-        rows = [self._dropped[actor, int(self._applied[actor, 0]) % PLACES] for actor in actors]
+        rows = [self._dropped[actor, int(self._applied[actor, 0]) % PLACES] for actor in range(len(self._applied))]
         return Dropped(*(sum(int(row[i]) for row in rows) for i in range(len(Dropped._fields))))
 
 

@@ -114,30 +114,6 @@ class TrainingPlan:
     measures_lag: bool = True
     metrics: Collection[str] | None = None
 
-    def reached(self, env_steps: int, samples: int) -> bool:
-        """Return whether training stops."""
-        paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
-        return paused or self.budget.trained(env_steps, samples)
-
-
-def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the totals of a learner replacing a dead one, and the counts added to the counts of its batches.
-
-    Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in the samples,
-    because no counter decreases.
-    """
-    lost = noted["lost"] + noted["used"] - saved["used"]
-    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches", "used")}, "lost": lost}
-    before = {
-        "trajectories": noted["released"],  # what was not released will be received again
-        "released": noted["released"],
-        "discarded": noted["discarded"] + noted["staged"],
-    }
-    return totals, before
-
-
-UNDESCRIBED = (SKIPPED_IN_A_ROW, "reproduction_error", "reproduction_steps")
-"""Metrics that every learner may report, and no algorithm describes."""
 
 SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
 
@@ -211,10 +187,17 @@ class LearnerWorker:
             before = max(learner.version * (state is not None), ring.published)
             learner.version = before + plan.max_policy_lag + 1 if before else 1
         self._before = {"discarded": self.totals["discarded"]}  # counts added to the counts of `batches`
-        replaces = any(ledger.noted().values())
+        noted = ledger.noted()
+        replaces = any(noted.values())  # a dead learner
         if replaces:
-            self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
-            learner.updates = ledger.noted()["updates"]
+            # Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in
+            # the samples, because no counter decreases. Slots that were not released will be received again.
+            lost = noted["lost"] + noted["used"] - self.totals["used"]
+            kept = {name: noted[name] for name in ("env_steps", "samples", "batches", "used")}
+            self.totals |= {**kept, "lost": lost}
+            self._before = dict.fromkeys(("trajectories", "released"), noted["released"])
+            self._before["discarded"] = noted["discarded"] + noted["staged"]
+            learner.updates = noted["updates"]
         self._heard = self.totals["env_steps"]  # env steps already checked for due versions
         self.publisher.publish(learner.version)
         self.publisher.flush()
@@ -355,7 +338,9 @@ class LearnerWorker:
         self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
 
     def _budget_reached(self) -> bool:
-        return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
+        env_steps, pause = self.totals["env_steps"], self.plan.pause_env_steps
+        paused = pause is not None and env_steps >= pause
+        return paused or self.plan.budget.trained(env_steps, self.totals["samples"])
 
     def _enter(self) -> Entered:
         """Count, and return, the steps that have entered training since the last call."""
@@ -392,7 +377,8 @@ class LearnerWorker:
         self._reported = time.monotonic()
         self._refresh_totals()
         found = self.learner.metrics()
-        if self.plan.metrics is not None and (unknown := found.keys() - {*self.plan.metrics, *UNDESCRIBED}):
+        described = {*(self.plan.metrics or ()), SKIPPED_IN_A_ROW, "reproduction_error", "reproduction_steps"}
+        if self.plan.metrics is not None and (unknown := found.keys() - described):
             names = ", ".join(sorted(unknown))
             raise UsageError(f"`metrics` of the algorithm does not describe {names}, which its learner reports")
         metrics = {f"train/{name}": value for name, value in found.items()}

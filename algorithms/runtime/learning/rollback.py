@@ -85,8 +85,7 @@ def giving_up(
     name = f"numerics_p{policy}_v{state.meta['version']:012d}"
     try:
         path = checkpoint_files.save(folder, name, {**encode(state, table), **files})
-        incidents = sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)
-        for oldest in incidents[:-MAX_INCIDENTS]:
+        for oldest in sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)[:-MAX_INCIDENTS]:
             checkpoint_files.remove(oldest)
     except ResourceError as error:  # a full disk must not hide the reason
         return NumericsError(f"{reason}; batch and weights are not kept: {error}")

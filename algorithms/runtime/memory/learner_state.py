@@ -19,7 +19,6 @@ from appo.utils.errors import UsageError
 from appo.utils.values import nearest, shown
 
 META_BYTES = 1 << 16
-READ_ATTEMPTS = 50
 
 
 class Vector(NamedTuple):
@@ -154,7 +153,7 @@ class StateBlock:
         Raises:
             RuntimeError: the writer overtook every attempt, impossible at two writes a second.
         """
-        for _ in range(READ_ATTEMPTS):
+        for _ in range(50):
             number = self.writes
             if not number:
                 return None

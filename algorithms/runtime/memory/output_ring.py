@@ -36,9 +36,6 @@ class SlotEntry(NamedTuple):
     is_first: int
 
 
-TOTAL = SlotEntry._fields.index("total")
-
-
 @dataclass(frozen=True)
 class OutputRing(SharedArrays):
     """Rings of G groups with K places each; dimensions as in `Trajectories`. Entry n, from 0 on, is in place n % K."""
@@ -112,8 +109,8 @@ class GroupTap:
         for name in ("first", "valid", "terminated", "truncated", "action", "policy_version"):
             getattr(ring, name)[group, place] = getattr(t, name)[slot]
         ring.reward[group, place] = self._reward if self._keeps_reward else t.reward[slot]
-        total = int(ring.entry[group, place - 1, TOTAL]) + steps  # in the place before, not yet overwritten
-        ring.entry[group, place] = SlotEntry(number, self.generation, total, is_first)
+        before = SlotEntry(*ring.entry[group, place - 1].tolist())  # not yet overwritten
+        ring.entry[group, place] = SlotEntry(number, self.generation, before.total + steps, is_first)
         barrier()
         ring.committed[group, 0] = committed + 1
         return True

@@ -12,7 +12,6 @@ from appo.utils.run_folder import parse_mapping
 from appo.utils.values import is_number, is_plain
 
 COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
-LARGEST_COUNT = 2**53
 LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
 """Most bytes, and most lists and mappings, of a state.json: windows of statistics may contain many episodes."""
 
@@ -87,7 +86,7 @@ def _wrong(name: str) -> CheckpointError:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53
 
 
 def _is_base64(value: object) -> bool:

@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
 SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # longest time between summaries in the first minutes, when users watch most
-TRACKERS_SECONDS = 5.0  # for all trackers together to send the remaining records
 CLOSE_SECONDS = 3.0  # to write the remaining figures
-MOST_TRACES = 10  # logged tracebacks and warnings of workers per start
-MOST_FIGURES = 1000  # of learners, callbacks and summaries in a record
-LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate means that no budget was set
 
 
 class Companion(Protocol):
@@ -92,7 +88,7 @@ class Monitor:
         self.console: Console = PlainLines(config.report_interval_seconds)
         self.custom = CustomSummaries(config.custom_summaries, hooks)
         names = Names(config.max_stats_names)
-        self._figures = Names(MOST_FIGURES, "figures of learners, callbacks and summaries")
+        self._figures = Names(1000, "figures of learners, callbacks and summaries")
         self.policies = [
             PolicyProgress(config.stats_avg, frozen=policy in frozen, names=names, figures=self._figures)
             for policy in range(len(resumed))
@@ -140,8 +136,7 @@ class Monitor:
 
     def snapshot(self, policy: int) -> dict[str, Any]:
         """Return the statistics of a policy for a checkpoint, beside the learner's state."""
-        elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
-        return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
+        return {"elapsed_seconds": round(self.elapsed_seconds(time.monotonic()), 3), **self.policies[policy].snapshot()}
 
     def handle(self, message: Message) -> None:
         """Add a report."""
@@ -176,7 +171,7 @@ class Monitor:
         for text in raised:
             head, _, trace = text.partition("\n")
             key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
-            if key not in self._traces and len(self._traces) < MOST_TRACES:
+            if key not in self._traces and len(self._traces) < 10:
                 self._traces.add(key)
                 log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
 
@@ -309,7 +304,7 @@ class Monitor:
     def seconds_left(self, now: float) -> float | None:
         """Estimate the remaining seconds at monotonic time `now`; None if the end is days away or unknown."""
         seconds = self.budget.seconds_left(self.policies, self.collected, now - self.started)
-        return seconds if seconds < LONGEST_SHOWN_SECONDS else None
+        return seconds if seconds < 2 * 24 * 3600.0 else None
 
     @property
     def collected(self) -> int:
@@ -357,7 +352,7 @@ class Monitor:
             self.metrics_log.close()
         for writer in self.writers:
             writer.close(max(0.0, deadline - time.monotonic()))
-        deadline = time.monotonic() + TRACKERS_SECONDS
+        deadline = time.monotonic() + 5.0
         for tracker in self.trackers:  # all trackers send at once
             tracker.end()
         for tracker in self.trackers:

@@ -20,16 +20,11 @@ from appo.algorithms.runtime.roles import ROLES
 from appo.utils.metrics import duration, short_number
 
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
-TWO_COLUMNS = 132  # smallest width with two columns
 GAP = 3
 LABEL = 12  # width of the labels
 BAR = 16
-SHORTEST_BAR = 8  # of the progress
-LARGEST_WHOLE = 99_999_999.5  # largest return without an exponent
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
-WARNING_LINES = 3
-MOST_LOSSES = 6
 SIZE = "replay/size"
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
@@ -75,7 +70,7 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
         return Group(*_fit(_small(snapshot, columns), max(1, rows)))
     title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
     inner = columns - 4
-    if columns >= TWO_COLUMNS:
+    if columns >= 132:
         left_width = (inner - GAP) // 2
         right_width = inner - GAP - left_width
         left = _fit(_of_learning(snapshot, left_width, chart_rows=6), rows - 2)
@@ -203,7 +198,7 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
         ]
     sections.append(Section(2, _wrap("machine", _machine(overview), width)))
     if overview.warnings:
-        lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-WARNING_LINES:]]
+        lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-3:]]
         sections.append(Section(3, lines))
     return sections
 
@@ -214,9 +209,8 @@ def _progress(snapshot: Snapshot, width: int) -> Text:
     left = "" if seconds_left is None else f", {duration(seconds_left)} left"
     reached = " until " if overview.share is None else f" {_percent(overview.share)} of "
     room = width - LABEL - len(reached + left)  # for the bar and the aim
-    aim = _cut(snapshot.aim, room - SHORTEST_BAR)
-    bar = _bar(overview.share or 0.0, room - len(aim), "green")
-    return _line("progress", [*bar, (reached + aim + left, "")])
+    aim = _cut(snapshot.aim, room - 8)  # of the shortest bar
+    return _line("progress", [*_bar(overview.share or 0.0, room - len(aim), "green"), (reached + aim + left, "")])
 
 
 def _speed(overview: Overview, width: int) -> list[Text]:
@@ -238,7 +232,7 @@ def _returns(record: Record) -> Spans:
 
 def _losses(record: Record, losses: Mapping[str, str]) -> Spans:
     names = losses or {tag.removeprefix("train/"): tag[6:] for tag in record if tag.startswith("train/")}
-    tags = {f"train/{name}": word for name, word in list(names.items())[:MOST_LOSSES]}
+    tags = {f"train/{name}": word for name, word in list(names.items())[:6]}
     known = [(f"{word} {record[tag]:.3g}", "") for tag, word in tags.items() if tag in record]
     return known or [("nothing is trained yet", "dim")]
 
@@ -320,10 +314,9 @@ def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
         return []
     low, high = min(values), max(values)
     lines = chart(values, rows)
-    marks = [_figure(high), *[""] * (rows - 2), _figure(low)]
     return [
         Text.assemble((mark.rjust(LABEL - 1) + " ", "dim"), (line, "green"))
-        for mark, line in zip(marks, lines, strict=True)
+        for mark, line in zip([_figure(high), *[""] * (rows - 2), _figure(low)], lines, strict=True)
     ]
 
 
@@ -390,7 +383,7 @@ def _figure(value: float | None) -> str:
         return "-"
     if abs(value) < 1000:
         return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) < LARGEST_WHOLE else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) < 99_999_999.5 else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:

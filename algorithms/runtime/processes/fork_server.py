@@ -11,21 +11,19 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-from appo.algorithms.runtime.messages import Message
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.utils.errors import PACKAGE, ResourceError, UsageError
 from appo.utils.system import machine
 from appo.utils.system.signal_watch import QUIET
 from appo.utils.values import shown
 
-Outbox = Callable[[Message], None]
 StartMethod = Literal["spawn", "forkserver"]
 POLL_SECONDS = 0.1
 END_SECONDS = 0.5  # for the kernel to end a killed process, unless the process waits for a disk

@@ -18,9 +18,7 @@ SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (where others leave theirs, not we our
 OF_GAMES = re.compile("ViZDoom")
 """Prefix of names in /dev/shm that always belong to a game."""
 
-UNMAPPED_SECONDS = 2.0  # longer than a game needs from creating a name to mapping the file
 SWEEP_AGE_SECONDS = 10.0  # age of an unmapped name of a game before removal
-LONGEST_PAUSE_LOOKS = 256  # between two searches for the owner of a name
 MOST_ROUNDS, ROUND_SECONDS = 20, 0.05  # of killing: a process may start children before it is killed
 SPARED = b"resource_tracker"  # of multiprocessing, which ends by itself after cleaning up
 
@@ -192,7 +190,7 @@ class SharedMemory:
         if name in self._owners or (at < self.since and not OF_GAMES.match(name)):
             return False
         left, pause = self._turns.get((name, inode), (0, 1))
-        self._turns[name, inode] = (left - 1, pause) if left else (pause, min(2 * pause, LONGEST_PAUSE_LOOKS))
+        self._turns[name, inode] = (left - 1, pause) if left else (pause, min(2 * pause, 256))
         return left == 0
 
     def remove(self, names: Iterable[str]) -> None:
@@ -208,7 +206,7 @@ class SharedMemory:
 
     def remove_orphaned(self) -> None:
         """Remove unmapped names with recorded owners, and unmapped names of games created during the run."""
-        begin, end = self.since, time.time() - UNMAPPED_SECONDS
+        begin, end = self.since, time.time() - 2.0  # a game needs less from creating a name to mapping the file
         self.remove(
             [*self._owners, *(name for name, (_, at) in _names() if OF_GAMES.match(name) and begin <= at < end)]
         )

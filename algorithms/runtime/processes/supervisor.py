@@ -52,8 +52,6 @@ from appo.utils.errors import AppoError
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 1.0
-EXIT_CODE_SECONDS = 0.5
-PAUSE_SECONDS = 1.0
 LOOK_SECONDS = 3.0  # to read a log; a disk may hang
 
 
@@ -77,7 +75,7 @@ class Seat:
     process: BaseProcess
     postbox: Postbox
     heartbeat: Heartbeat
-    started: float
+    started: float  # monotonic seconds
     work_before: int | None = None
 
     def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
@@ -91,7 +89,7 @@ class Seat:
                 return Death(f"{name}: {message.reason}", own_fault=False, retired=True)
         if not ended:
             return None
-        self.process.join(EXIT_CODE_SECONDS)
+        self.process.join(0.5)
         code = self.process.exitcode
         from_outside = code in (None, LOST, -signal.SIGKILL)
         report = within(LOOK_SECONDS, partial(crash_report, self.plan.log_path), "")
@@ -184,7 +182,7 @@ class Supervisor:
         patience = max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
         ready = set(multiprocessing.connection.wait(waiting, patience))
         now = time.monotonic()
-        if now - self._polled > timeout_seconds + PAUSE_SECONDS:  # main paused: a sleeping laptop, a stopped run
+        if now - self._polled > timeout_seconds + 1.0:  # main paused: a sleeping laptop, a stopped run
             self._resumed = now
         self._polled = now
         self.janitor.revive()
@@ -252,8 +250,7 @@ class Supervisor:
         if hang is None:
             return None
         self._recorder.look(seat.plan.name)  # before the request for stacks interrupts the process
-        look = partial(stack_of, seat.process, seat.plan.log_path)
-        return replace(hang, traceback=within(LOOK_SECONDS, look, ""))
+        return replace(hang, traceback=within(LOOK_SECONDS, partial(stack_of, seat.process, seat.plan.log_path), ""))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Replace a queue whose mutex a dead process holds; kill both ends, and return the death of `seat`."""

@@ -1,6 +1,5 @@
 """The actor worker: steps the groups whose actions have arrived."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,6 @@ from appo.utils import logging as logging_of_process
 
 if TYPE_CHECKING:
     from appo.algorithms.runtime.callbacks import Hooks
-
-
-log = logging.getLogger(__name__)
 
 
 REPORT_SECONDS = 1.0

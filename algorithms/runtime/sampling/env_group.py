@@ -149,7 +149,8 @@ class EnvGroup:
         *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
         self._rebuilds_before = self.totals["rebuilds"]
-        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._repeat_hand_overs())
+        repeated = sum(1 for _ in handed_over(trajectories, plan.slots, plan.generation))
+        self.totals["released"] = self.totals["sent"] - repeated
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
         self._carry_first = np.ones_like(carried)
@@ -161,7 +162,7 @@ class EnvGroup:
         Hand-overs of an actor that died in this place are repeated, because their messages may be lost.
         """
         self._begun = True
-        yield from self._repeat_hand_overs()
+        yield from handed_over(self.trajectories, self.plan.slots, self.plan.generation)
         yield from self._begin_trajectory()
 
     def reset(self) -> None:
@@ -331,9 +332,6 @@ class EnvGroup:
         """Store the totals for the next actor in this place."""
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
-
-    def _repeat_hand_overs(self) -> Iterator[TrajectoryReady]:
-        return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
 
     def _shape(self, reward: Array, step: int) -> None:
         if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):

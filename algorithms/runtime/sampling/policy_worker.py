@@ -1,6 +1,5 @@
 """The policy worker: answers all waiting requests with one forward pass."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +17,6 @@ from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.envs.spec import EnvSpec
 from appo.utils.failpoints import failpoint
 from appo.utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
