@@ -24,19 +24,17 @@ class DeviceEvent(Protocol):
 
     def query(self) -> bool:
         """Return whether the point has been reached."""
+        return True
 
     def synchronize(self) -> None:
         """Wait until the point has been reached."""
 
 
-class _Reached:
+class _Reached(DeviceEvent):
     """An event of a device that never lags behind."""
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self) -> None:
-        pass
+        """Do nothing."""
 
 
 REACHED: DeviceEvent = _Reached()

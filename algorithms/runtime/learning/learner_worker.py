@@ -18,7 +18,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.device_of import device_of
 from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.publisher import Publisher
-from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
@@ -302,10 +302,10 @@ class LearnerWorker:
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
         """Roll back after too many skipped updates; raise NumericsError if rollbacks have not helped."""
         verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
-        if verdict is Verdict.GO_ON:
+        if verdict == "go on":
             return
         reason = f"{skipped_in_a_row} updates in a row were not finite"
-        if verdict is Verdict.GIVE_UP:
+        if verdict == "give up":
             table, policy = self.learner.flat.table, self.address.index
             raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
         state = self.block.read()

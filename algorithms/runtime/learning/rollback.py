@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors.numpy import save
@@ -21,12 +21,7 @@ SKIPPED_IN_A_ROW = "skipped_in_a_row"
 """Name, in metrics and plain state of a learner, of the number of updates skipped since the last good one."""
 
 
-class Verdict(Enum):
-    """A verdict on skipped updates."""
-
-    GO_ON = auto()
-    ROLL_BACK = auto()
-    GIVE_UP = auto()
+Verdict = Literal["go on", "roll back", "give up"]
 
 
 @dataclass
@@ -53,13 +48,13 @@ class RollbackRule:
         if skipped_in_a_row < updates - self._updates:  # one since the last rollback was good
             self._in_vain = 0
         if skipped_in_a_row < self.max_skipped:
-            return Verdict.GO_ON
+            return "go on"
         if self._in_vain == MAX_ROLLBACKS:
-            return Verdict.GIVE_UP
+            return "give up"
         self._in_vain += 1
         self.rollbacks += 1
         self._updates = updates
-        return Verdict.ROLL_BACK
+        return "roll back"
 
 
 def giving_up(

@@ -84,7 +84,8 @@ class Monitor:
         frozen: Collection[int] = (),
         hooks: Hooks | None = None,
     ) -> None:
-        self.config, self.budget, self.hooks = config, budget, hooks
+        self.config, self.budget, self.hooks = config, budget, hooks or Hooks(())
+        self._has_hooks = hooks is not None
         self.console: Console = PlainLines(config.report_interval_seconds)
         self.custom = CustomSummaries(config.custom_summaries, hooks)
         names = Names(config.max_stats_names)
@@ -151,8 +152,7 @@ class Monitor:
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
                 progress.discard_rate.add(now, totals["discarded"])
-                if self.hooks is not None:
-                    self.hooks.tell("on_report", message)
+                self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals, raised):
                 self._show_raised(worker, raised)
                 self.workers[worker] = self.workers.get(worker, {}) | totals
@@ -178,8 +178,7 @@ class Monitor:
     def _add_episodes(self, done: EpisodesDone) -> None:
         for policy, progress in enumerate(self.policies):
             progress.add_episodes(done, policy)
-        if self.hooks is not None:
-            self.hooks.tell("on_episodes", done)
+        self.hooks.tell("on_episodes", done)
         if not self._played:
             self._played, self._next_summary = True, -math.inf  # users wait for the first figures
 
@@ -208,8 +207,7 @@ class Monitor:
             record = self.record(policy, now) | (found.tags() if found else {}) | machine | memory.tags(now)
             own = frozenset(record)
             record |= self.custom(policy, record)
-            if self.hooks is not None:
-                record = self._after_callbacks(self.hooks, policy, record)
+            record = self._after_callbacks(policy, record)
             if len(record) > len(own):
                 added = self._figures.known({name: record[name] for name in record.keys() - own})
                 record = {name: value for name, value in record.items() if name in own or name in added}
@@ -219,8 +217,9 @@ class Monitor:
             if self.writers:
                 self._show(policy, record)
 
-    def _after_callbacks(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
+    def _after_callbacks(self, policy: int, record: dict[str, float]) -> dict[str, float]:
         """Call the callbacks for summaries and results; return the record with the figures of callbacks."""
+        hooks = self.hooks
         if hooks.hears("on_summaries"):
             values = {name: one.values() for name, one in self.policies[policy].statistics().items()}
             writer = self.writers[policy] if self.writers else None
@@ -241,7 +240,7 @@ class Monitor:
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
-        callbacks = {} if self.hooks is None else {f"perf/{COUNT}": self._callbacks_off(self.hooks)}
+        callbacks = {f"perf/{COUNT}": self._callbacks_off()} if self._has_hooks else {}
         replaced = {
             "perf/restarts": self.restarts,
             "perf/actors_replaced": self.replaced,
@@ -298,7 +297,7 @@ class Monitor:
             parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{duration(seconds)} left"
-        off = 0 if self.hooks is None else self._callbacks_off(self.hooks)
+        off = self._callbacks_off() if self._has_hooks else 0
         return " | ".join(parts) + left + (f" | {off} callbacks are off, see logs" if off else "")
 
     def seconds_left(self, now: float) -> float | None:
@@ -316,8 +315,8 @@ class Monitor:
         """Return the steps of all actors since the start, with steps of incomplete trajectories."""
         return max(self.collected, sum(times.collected for times in self.times.values()))
 
-    def _callbacks_off(self, hooks: Hooks) -> int:
-        return hooks.off + self._of_actors(COUNT)
+    def _callbacks_off(self) -> int:
+        return self.hooks.off + self._of_actors(COUNT)
 
     def _of_actors(self, name: str) -> int:
         return sum(totals.get(name, 0) for totals in self.workers.values())
@@ -357,5 +356,4 @@ class Monitor:
             tracker.end()
         for tracker in self.trackers:
             tracker.close(max(0.0, deadline - time.monotonic()))
-        if self.hooks is not None:
-            self.hooks.tell("on_end")
+        self.hooks.tell("on_end")

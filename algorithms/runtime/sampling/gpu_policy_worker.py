@@ -12,7 +12,7 @@ from torch import Tensor
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
-from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, HostEngine, Rows
 from appo.utils.timing import COPYING, INFERENCE, clock
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class _Bucket:
     run: Callable[[], None]
 
 
-class GpuEngine:
+class GpuEngine(HostEngine):
     """Runs a batch of rows by a captured forward pass of the next larger size, sampling included.
 
     Rows are copied from their slots to the device directly, in one copy per request and field. Padding rows use a spare
@@ -60,14 +60,12 @@ class GpuEngine:
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories, device: Device) -> None:
-        self.policy, self.trajectories, self.device = policy, trajectories, device
+        super().__init__(policy, plan, trajectories)
+        self.device = device
         groups, rows = plan.num_groups, trajectories.valid.shape[2]
         self.states = torch.zeros(groups * rows + 1, policy.rnn_state_size, device=plan.device)
         self.live_state = self.states[:-1].view(groups, rows, policy.rnn_state_size)
         self.state_indices = np.arange(groups * rows).reshape(groups, rows)
-        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
-        self.first = torch.from_numpy(trajectories.first)
-        self.fields = {"action": trajectories.action, **trajectories.recorded}
         self.sizes = bucket_sizes(groups * rows)
         self.capturable = True
         # by size and by source of random numbers, which a captured pass keeps for ever

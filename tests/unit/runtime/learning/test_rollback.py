@@ -1,6 +1,6 @@
-from appo.algorithms.runtime.learning.rollback import RollbackRule, Verdict
+from appo.algorithms.runtime.learning.rollback import RollbackRule
 
-GO_ON, ROLL_BACK, GIVE_UP = Verdict.GO_ON, Verdict.ROLL_BACK, Verdict.GIVE_UP
+GO_ON, ROLL_BACK, GIVE_UP = "go on", "roll back", "give up"
 
 
 def test_a_few_skipped_updates_are_nothing() -> None:
