@@ -156,7 +156,13 @@ class CudaDevice(Device):
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                     function()
         except RuntimeError as error:
-            self._clear_up(stream, generator)
+            # A failed capture leaves its stream current, and memory and generators half captured.
+            torch.cuda.set_stream(stream)
+            self._pool = torch.cuda.graph_pool_handle()
+            for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
+                if used is not None:
+                    fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
+                    used.graphsafe_set_state(fresh.graphsafe_get_state())
             cause = error.__context__ or error  # ending a failed capture raises again
             raise CaptureError(str(cause).partition("\n")[0]) from error
         return graph.replay
@@ -174,15 +180,6 @@ class CudaDevice(Device):
     def nap(self) -> None:
         """Sleep for less than the time of a relevant kernel."""
         time.sleep(1e-4)
-
-    def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
-        """Clear up after a failed capture, which leaves its stream current, and memory and generators half captured."""
-        torch.cuda.set_stream(stream)
-        self._pool = torch.cuda.graph_pool_handle()
-        for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
-            if used is not None:
-                fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
-                used.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def _unregister(address: int) -> None:

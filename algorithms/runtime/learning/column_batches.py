@@ -80,11 +80,14 @@ class ColumnBatches(BatchSource):
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
             start = columns_used(self.trajectories, message)
-            fresh = self._fresh(message.slot, start, version)
+            mine = self._mine(message.slot)[:, start:]
+            acted = np.where(mine, self.trajectories.policy_version[message.slot, :, start:], version)
+            is_fresh = version - acted.min(axis=0) < self.max_policy_lag  # no step is too old
+            fresh = (is_fresh & mine.any(axis=0)).nonzero()[0] + start
             room = self.num_columns - self.filled
             end = int(fresh[room]) if len(fresh) > room else num_rows
             staged = self._copy(message.slot, fresh[:room])
-            used = int(np.count_nonzero(self._mine(message.slot)[:, start:end]))
+            used = int(np.count_nonzero(mine[:, : end - start]))
             self.discarded += used - staged
             self.queued_samples -= used
             note_columns_used(self.trajectories, message, end)
@@ -150,14 +153,6 @@ class ColumnBatches(BatchSource):
             return valid
         acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
         return valid & acted
-
-    def _fresh(self, slot: int, start: int, version: int) -> Array:
-        """Return columns from `start` on with a step of this policy and without a step too old."""
-        mine = self._mine(slot)[:, start:]
-        acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
-        fresh = version - acted.min(axis=0) < self.max_policy_lag
-        usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
-        return usable + start
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; return the number of valid steps copied."""

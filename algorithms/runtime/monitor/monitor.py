@@ -154,7 +154,12 @@ class Monitor:
                 progress.discard_rate.add(now, totals["discarded"])
                 self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals, raised):
-                self._show_raised(worker, raised)
+                for text in raised:  # each traceback of the user's code is logged once for all workers
+                    head, _, trace = text.partition("\n")
+                    key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
+                    if key not in self._traces and len(self._traces) < 10:
+                        self._traces.add(key)
+                        log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
                 self.workers[worker] = self.workers.get(worker, {}) | totals
                 self.collect_rate.add(time.monotonic(), self.collected)
             case OutputReport(totals):
@@ -165,15 +170,6 @@ class Monitor:
                 self.replaced += 1
             case WorkerRestarted():
                 self.restarts += 1
-
-    def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
-        """Log the warnings of a worker, and each traceback of the user's code once for all workers."""
-        for text in raised:
-            head, _, trace = text.partition("\n")
-            key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
-            if key not in self._traces and len(self._traces) < 10:
-                self._traces.add(key)
-                log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
 
     def _add_episodes(self, done: EpisodesDone) -> None:
         for policy, progress in enumerate(self.policies):

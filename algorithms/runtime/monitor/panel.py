@@ -313,10 +313,9 @@ def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
     if len(trace) < 2:
         return []
     low, high = min(values), max(values)
-    lines = chart(values, rows)
     return [
         Text.assemble((mark.rjust(LABEL - 1) + " ", "dim"), (line, "green"))
-        for mark, line in zip([_figure(high), *[""] * (rows - 2), _figure(low)], lines, strict=True)
+        for mark, line in zip([_figure(high), *[""] * (rows - 2), _figure(low)], chart(values, rows), strict=True)
     ]
 
 

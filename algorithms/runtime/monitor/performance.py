@@ -245,8 +245,7 @@ def bottleneck(
         of_core = f", but gets {learner.busy_cores:.0%} of a core; {TAKEN}"
         held = ": --replay_ratio holds the actors" if machine.replays else ": more sampling would not help"
         of_work = f", {learner.most()}" + held * machine.has_actors
-        said = of_work if has_core else of_core
-        return LEARNER.full(roles[LEARNER.name].processes) + said
+        return LEARNER.full(roles[LEARNER.name].processes) + (of_work if has_core else of_core)
     if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)
         cores = "the core is" if machine.cores == 1 else f"all {machine.cores:g} cores are"
