@@ -1,5 +1,6 @@
 """Callbacks: classes of the user, called by a run in actors for episodes and in main for reports."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -401,17 +402,12 @@ class HookedEnvs:
 
 def finite(answer: object) -> dict[str, float]:
     """Return the finite numbers in a user's answer, by name."""
-    if not isinstance(answer, Mapping):
-        return {}
-    numbers = {str(n): _float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
-
-
-def _float(number: Any) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # Python's own integers have no end
-        return math.inf
+    numbers: dict[str, float] = {}
+    for name, value in answer.items() if isinstance(answer, Mapping) else ():
+        with contextlib.suppress(OverflowError):  # Python's own integers have no end
+            if isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value):
+                numbers[str(name)] = float(value)
+    return numbers
 
 
 def read_only(part: Any) -> Any:

@@ -21,9 +21,6 @@ SKIPPED_IN_A_ROW = "skipped_in_a_row"
 """Name, in metrics and plain state of a learner, of the number of updates skipped since the last good one."""
 
 
-Verdict = Literal["go on", "roll back", "give up"]
-
-
 @dataclass
 class RollbackRule:
     """The rule: many skipped updates in a row roll back; `MAX_ROLLBACKS` rollbacks without a good update end the run.
@@ -38,7 +35,7 @@ class RollbackRule:
     _in_vain: int = 0
     _updates: int = 0  # at the last rollback
 
-    def judge(self, skipped_in_a_row: int, updates: int) -> Verdict:
+    def judge(self, skipped_in_a_row: int, updates: int) -> Literal["go on", "roll back", "give up"]:
         """Return the verdict on the last update; a rollback counts as done.
 
         Args:

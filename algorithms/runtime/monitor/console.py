@@ -90,8 +90,7 @@ class LivePanel:
         self._screen: Screen | None = None
         self._title, self._colour, self._otherwise = title, colour, otherwise
         self._traces: ReturnTraces | None = None
-        self._is_over = False
-        self._due = 0.0
+        self._is_over, self._due = False, 0.0
 
     def tick(self, now: float, look: Look) -> None:
         """Draw a frame if due; no error of the panel reaches training."""

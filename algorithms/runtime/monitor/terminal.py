@@ -34,8 +34,7 @@ class Screen:
         self._lock = threading.RLock()
         self._frame: list[str] = []
         self._columns = 0  # width of the terminal at the last frame
-        self._unsent = b""
-        self._is_open = True
+        self._unsent, self._is_open = b"", True
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (self._above(stream) for stream in self._streams)
 

@@ -68,8 +68,7 @@ class Tracker:
         os.set_blocking(self._pipe.fileno(), False)
         with contextlib.suppress(OSError):  # above the limit of the system
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
-        self._rest = b""
-        self._alive = True
+        self._rest, self._alive = b"", True
         self._revival.began(now)
         self._send({"tracker": self.name, "settings": self.settings})
 

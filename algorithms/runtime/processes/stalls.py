@@ -109,8 +109,7 @@ class StallWatch:
     ) -> None:
         self.progress, self.grows = progress, grows
         self.stall = Stall(patience_seconds)
-        self._due = 0.0
-        self._deaths = 0
+        self._due, self._deaths = 0.0, 0
 
     def look(self, supervisor: Supervisor, now: float) -> None:
         """Log the waiting processes if nothing has been trained for a while.

@@ -20,7 +20,6 @@ OF_GAMES = re.compile("ViZDoom")
 
 SWEEP_AGE_SECONDS = 10.0  # age of an unmapped name of a game before removal
 MOST_ROUNDS, ROUND_SECONDS = 20, 0.05  # of killing: a process may start children before it is killed
-SPARED = b"resource_tracker"  # of multiprocessing, which ends by itself after cleaning up
 
 
 class Process(NamedTuple):
@@ -101,7 +100,8 @@ class Strays:
             self._descend(children, root, leader, below)
         below |= dict.fromkeys(roots.keys() - self.leaders - self._known.keys() - set(self._roots), 0)
         for pid, leader in below.items():
-            if table[pid].group not in self.leaders and SPARED not in _read(pid, "cmdline"):
+            # multiprocessing's resource tracker ends by itself after cleaning up.
+            if table[pid].group not in self.leaders and b"resource_tracker" not in _read(pid, "cmdline"):
                 self._known.setdefault(pid, (table[pid].started, leader))
         return {*below, *self._known, *(one.pid for one in table.values() if one.group in self.leaders)}
 

@@ -95,9 +95,6 @@ class _StepViews:
     out: StepRow
 
 
-MakeMatchmaker = Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker]
-
-
 def only_policy(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> Matchmaker:
     """Return the matchmaker of a run with one policy."""
     return Matchmaker()
@@ -126,7 +123,7 @@ class EnvGroup:
         trajectories: Trajectories,
         finals: FinalObservations,
         seeds: np.random.SeedSequence,
-        make_matchmaker: MakeMatchmaker = only_policy,
+        make_matchmaker: Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker] = only_policy,
     ) -> None:
         self.plan, self.envs, self.trajectories = plan, envs, trajectories
         env_seeds, policy_seeds = seeds.spawn(2)

@@ -10,7 +10,6 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
-MOST_PATIENCE = 8
 
 
 class LeakWatch:
@@ -30,7 +29,7 @@ class LeakWatch:
 
     def __init__(self, most_bytes: int, flag: str, lives_before: int = 0) -> None:
         self.most_bytes, self.flag = most_bytes, flag
-        self.patience = min(1 + lives_before, MOST_PATIENCE)
+        self.patience = min(1 + lives_before, 8)
         self._warm_ups = 0
         self._bytes_before: int | None = None
         self._begun = 0.0  # growing, monotonic seconds
