@@ -9,7 +9,7 @@ from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.ownership import columns_used
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
@@ -40,7 +40,7 @@ def make_column_batches(
     if hold is None:
         hold = sampling.num_minibatches_to_accumulate == 0
     return ColumnBatches(
-        DeviceStaging(trajectories, device) if context.buffered else HostStaging(trajectories),
+        DeviceStaging(trajectories, device) if context.buffered else Staging(trajectories),
         context.policy,
         columns,
         lag,

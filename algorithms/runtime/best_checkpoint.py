@@ -25,7 +25,6 @@ class Best:
 
     Args:
         directory: directory of the policy's best checkpoint.
-        config: flags of the run.
     """
 
     def __init__(self, directory: Path, config: RunConfig) -> None:

@@ -83,7 +83,11 @@ class Budget:
             samples = _seconds_to(self.samples - progress.totals["samples"], progress.sample_rate)
             trained = max(trained, min(env_steps, samples))
         if self.benchmark:
-            trained = min(trained, _seconds_of_benchmark(policies))
+            done = _of_this_start(policies)
+            meters = {"env_steps": [p.env_step_rate for p in policies], "samples": [p.sample_rate for p in policies]}
+            for name, most in BENCHMARK.items():
+                speed = sum(rate for meter in meters[name] if (rate := meter.rates()[60.0]) > 0)  # nan while unknown
+                trained = min(trained, max(0.0, most - done[name]) / speed if speed else math.inf)
         sampled = math.inf
         if self.collected is not None and collected:
             sampled = (self.collected - collected) / collected * elapsed_seconds
@@ -105,18 +109,6 @@ class Budget:
 def _of_this_start(policies: Sequence[PolicyProgress]) -> dict[str, int]:
     """Return the totals trained by all policies together since their restoration."""
     return {name: sum(policy.since_start(name) for policy in policies) for name in BENCHMARK}
-
-
-def _seconds_of_benchmark(policies: Sequence[PolicyProgress]) -> float:
-    """Return the remaining seconds of a benchmark at the speed of the last minute."""
-    done = _of_this_start(policies)
-    rates = {
-        "env_steps": [policy.env_step_rate.rates()[60.0] for policy in policies],
-        "samples": [policy.sample_rate.rates()[60.0] for policy in policies],
-    }
-    sums = {name: sum(rate for rate in found if rate > 0) for name, found in rates.items()}  # nan without a known rate
-    left = {name: BENCHMARK[name] - done[name] for name in BENCHMARK}
-    return min(max(0.0, left[name]) / sums[name] if sums[name] else math.inf for name in BENCHMARK)
 
 
 def _seconds_to(left: float, meter: RateMeter) -> float:

@@ -1,5 +1,6 @@
 """Callbacks: classes of the user, called by a run in actors for episodes and in main for reports."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,9 +186,6 @@ EVENTS = tuple(name for name in vars(Callbacks) if name.startswith(("on_", "befo
 class Hooks:
     """The callbacks of one process. A method that raises is turned off with a warning; all others continue.
 
-    Args:
-        members: callbacks.
-
     Attributes:
         off: number of methods turned off, and of callbacks that could not be made.
     """
@@ -230,15 +228,12 @@ class Hooks:
             try:
                 answers.append(read(getattr(listener, event)(*arguments)))
             except (Exception, SystemExit) as error:  # the user's code may raise anything
-                self._turn_off(listener, event, error)
+                self.off += 1
+                self._listeners[event].remove(listener)
+                name = f"{type(listener).__module__}:{type(listener).__qualname__}.{event}"
+                reason = f"{type(error).__name__}: {text_of(error)}"
+                log.warning("callback %s is off: it raised %s", name, reason, exc_info=error)
         return answers
-
-    def _turn_off(self, listener: Callbacks, event: str, error: BaseException) -> None:
-        self.off += 1
-        self._listeners[event].remove(listener)
-        name = f"{type(listener).__module__}:{type(listener).__qualname__}.{event}"
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        log.warning("callback %s is off: it raised %s", name, reason, exc_info=error)
 
 
 def find_callbacks(name: str) -> type[Callbacks]:
@@ -260,7 +255,6 @@ class EpisodeWatch:
     """Calls hooks for the steps and episodes of some rows.
 
     Args:
-        hooks: callbacks.
         num_rows: number of rows, R.
     """
 
@@ -281,12 +275,19 @@ class EpisodeWatch:
             self._note(step, cut)
         if self.hooks.hears("on_episode_step"):
             if watches_episodes:
-                step = step._replace(episodes=self._of_rows(step))
+                rows = enumerate(step.valid.tolist())
+                step = step._replace(episodes=tuple(self._episodes.get(row) if taken else None for row, taken in rows))
             self.hooks.tell("on_episode_step", Step(*(read_only(part) for part in step)))
         if watches_episodes:
             for row in np.flatnonzero((step.terminated | step.truncated) & step.valid).tolist():
-                if row in self._episodes:
-                    answers += self._end(row, step, stats)
+                if (episode := self._episodes.pop(row, None)) is not None:
+                    episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
+                    episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
+                    episode.stats = {
+                        name: value for one in stats if one.row == row for name, value in one.stats.items()
+                    }
+                    found = self.hooks.tell("on_episode_end", episode, read=finite)
+                    answers += [EpisodeStats(row, answer) for answer in found if answer]
         return answers
 
     def _note(self, step: Step, cut: Array | None) -> None:
@@ -301,25 +302,11 @@ class EpisodeWatch:
         self._return += np.where(step.valid, step.rewards, 0)
         self._length += np.where(step.valid, step.num_frames, 0)
 
-    def _of_rows(self, step: Step) -> tuple[Episode | None, ...]:
-        """Return the episode of every row in which a step was taken."""
-        return tuple(self._episodes.get(row) if taken else None for row, taken in enumerate(step.valid.tolist()))
-
-    def _end(self, row: int, step: Step, stats: Sequence[EpisodeStats]) -> list[EpisodeStats]:
-        episode = self._episodes.pop(row)
-        episode.episode_return, episode.length = float(self._return[row]), int(self._length[row])
-        episode.terminated, episode.truncated = bool(step.terminated[row]), bool(step.truncated[row])
-        episode.stats = {name: value for one in stats if one.row == row for name, value in one.stats.items()}
-        answers = self.hooks.tell("on_episode_end", episode, read=finite)
-        return [EpisodeStats(row, answer) for answer in answers if answer]
-
 
 class GroupHooks:
     """Calls hooks for the steps, episodes and trajectories of a group of environments in an actor.
 
     Args:
-        hooks: callbacks of the actor.
-        trajectories: shared arrays.
         first_row: number of the group's first row in the run.
         num_agents: rows of each environment.
     """
@@ -372,9 +359,7 @@ class HookedEnvs:
     """Environments played outside of a run, with callbacks for their steps and episodes.
 
     Args:
-        envs: environments.
         policy: number of the policy that acts.
-        hooks: callbacks.
     """
 
     def __init__(self, envs: GroupEnv, policy: int, hooks: Hooks) -> None:
@@ -417,17 +402,12 @@ class HookedEnvs:
 
 def finite(answer: object) -> dict[str, float]:
     """Return the finite numbers in a user's answer, by name."""
-    if not isinstance(answer, Mapping):
-        return {}
-    numbers = {str(n): _float(v) for n, v in answer.items() if isinstance(v, (int, float, np.integer, np.floating))}
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
-
-
-def _float(number: Any) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # Python's own integers have no end
-        return math.inf
+    numbers: dict[str, float] = {}
+    for name, value in answer.items() if isinstance(answer, Mapping) else ():
+        with contextlib.suppress(OverflowError):  # Python's own integers have no end
+            if isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value):
+                numbers[str(name)] = float(value)
+    return numbers
 
 
 def read_only(part: Any) -> Any:

@@ -8,11 +8,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from appo.algorithms.runtime.best_checkpoint import Best
 from appo.algorithms.runtime.config import RunConfig
@@ -36,8 +36,6 @@ class Checkpointing:
     """Requests states from learners at intervals, and writes checkpoints.
 
     Args:
-        directory: directory of the run.
-        config: flags of the run.
         blocks: state block of every policy.
         tables: for every policy, name and shape of every weight in the order of the flat vector.
         monitor: progress of the policies.
@@ -82,9 +80,8 @@ class Checkpointing:
             if last is None or last.done():
                 if last is not None:
                     last.result()  # raises anything but `AppoError`: a bug must not pass unnoticed in a thread
-                self._pending[message.policy] = self._writer.submit(
-                    functools.partial(self._write, self._order(message.policy))
-                )
+                save = functools.partial(self._write, message.policy, self._order(message.policy))
+                self._pending[message.policy] = self._writer.submit(save)
         elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died before answering
             self._due = min(self._due, time.monotonic())
 
@@ -118,26 +115,29 @@ class Checkpointing:
         self._writer.finish(SAVING)
         kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
         for policy in range(len(self.blocks)):
-            saving = self._writer.submit(functools.partial(self._save, self._order(policy, *kinds)))
+            saving = self._writer.submit(self._order(policy, *kinds))
             self._writer.finish(SAVING)
             saving.result(0.0)  # already done
 
-    def _order(self, policy: int, *kinds: Kind) -> "_SaveOrder":
-        """Make the order to write checkpoints of a policy: these kinds, and the kinds still due."""
+    def _order(self, policy: int, *kinds: Kind) -> Callable[[], None]:
+        """Make the action that writes checkpoints of a policy: these kinds, and the kinds still due.
+
+        The action contains the facts of main at the arrival of the learner's state.
+        """
         better = self._best[policy].better(self.monitor.policies[policy])
-        wanted = self._owed[policy].union(kinds) or self._regular
-        return _SaveOrder(policy, frozenset(wanted), self.monitor.snapshot(policy), better)
+        wanted = frozenset(self._owed[policy].union(kinds) or self._regular)
+        return functools.partial(self._save, policy, wanted, self.monitor.snapshot(policy), better)
 
-    def _write(self, order: "_SaveOrder") -> None:
-        """Execute an order. A failed save, as on a full disk, leaves older checkpoints intact."""
+    def _write(self, policy: int, save: Callable[[], None]) -> None:
+        """Save. A failure, as on a full disk, leaves older checkpoints intact."""
         try:
-            self._save(order)
+            save()
         except AppoError as error:
-            log.warning("checkpoint of policy %d not saved, will be tried again: %s", order.policy, error)
+            log.warning("checkpoint of policy %d not saved, will be tried again: %s", policy, error)
 
-    def _save(self, order: "_SaveOrder") -> None:
-        policy, parent = order.policy, self.folder.checkpoints(order.policy)
-        table = self.tables[policy]
+    def _save(self, policy: int, kinds: frozenset[Kind], progress: dict[str, Any], better: float | None) -> None:
+        """Save a policy; `better` is the metric, if it is the best so far."""
+        parent, table = self.folder.checkpoints(policy), self.tables[policy]
         state = self.blocks[policy].read()
         if state is None:
             return
@@ -145,38 +145,24 @@ class Checkpointing:
             raise NumericsError("weights or moments are not finite; older checkpoints are kept")
         steps = int(state.meta["env_steps"])
         name = checkpoint_files.checkpoint_name(steps)
-        state = replace(state, meta={**state.meta, "progress": order.progress})
+        state = replace(state, meta={**state.meta, "progress": progress})
         is_new = steps != self._saved_steps.get(policy) or not os.path.lexists(parent / name)  # or removed
-        if "regular" in order.kinds and is_new:
+        if "regular" in kinds and is_new:
             path = checkpoint_files.save(parent, name, encode(state, table))
             self._saved_steps[policy] = steps
             log.info("saved %s", path)
-        if "milestone" in order.kinds:
+        if "milestone" in kinds:
             checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, table))
-        same_weights = (PolicyTraits.in_state(state.meta) or PolicyTraits()).adoptions == order.progress.get(
-            "adoptions", 0
-        )
-        if "best" in order.kinds and order.better is not None and same_weights:
+        adoptions = (PolicyTraits.in_state(state.meta) or PolicyTraits()).adoptions
+        if "best" in kinds and better is not None and adoptions == progress.get("adoptions", 0):
             best = self._best[policy]
-            best.save(name, encode(best.mark(state, order.better), table), order.better)
-        self._owed[policy] -= order.kinds
+            best.save(name, encode(best.mark(state, better), table), better)
+        self._owed[policy] -= kinds
         checkpoint_files.prune(parent, self.config.keep_checkpoints)
 
 
-class _SaveOrder(NamedTuple):
-    """An order to the writer, with the facts of main at the arrival of the learner's state."""
-
-    policy: int
-    kinds: frozenset[Kind]
-    progress: dict[str, Any]
-    better: float | None  # the metric, if it is the best so far
-
-
 def resume(
-    directory: Path,
-    blocks: list[StateBlock],
-    models: Sequence[ModelDescription],
-    changed: Collection[str] = (),
+    directory: Path, blocks: list[StateBlock], models: Sequence[ModelDescription], changed: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """Load the newest checkpoint of every policy into its state block, before its learner starts.
 
@@ -193,33 +179,23 @@ def resume(
         CheckpointError: checkpoints exist and none verifies; the run never starts from scratch then.
         UsageError: the checkpoint belongs to another model.
     """
-    folder = RunFolder(directory)
-    both = enumerate(zip(blocks, models, strict=True))
-    return [_resume(policy, folder, block, model, changed) for policy, (block, model) in both]
-
-
-def _resume(
-    policy: int,
-    folder: RunFolder,
-    block: StateBlock,
-    model: ModelDescription,
-    changed: Collection[str],
-) -> dict[str, Any]:
-    parent = folder.checkpoints(policy)
-    for place in (parent, folder.checkpoints(policy, "milestone")):
-        checkpoint_files.clean_temporaries(place)
-    loaded = checkpoint_files.load(
-        parent, check=lambda files: decode(files, model.table, model.layout), limit=model.limit
-    )
-    if loaded is None:
-        return {}
-    for path, reason in loaded.found.damaged:
-        log.warning("damaged checkpoint skipped: %s: %s", path, reason)
-    checkpoint_files.quarantine(parent, loaded.found.damaged)
-    state, _ = decode(loaded.files, model.table, model.layout)
-    # The values of main stay out: the learner's plain state must fit into its block.
-    plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
-    anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
-    block.write(replace(state, meta={**plain, **anew}))
-    log.info("resuming policy %d at env step %d from %s", policy, plain["env_steps"], loaded.found.path)
-    return state.meta
+    folder, resumed = RunFolder(directory), list[dict[str, Any]]()
+    for policy, (block, model) in enumerate(zip(blocks, models, strict=True)):
+        parent = folder.checkpoints(policy)
+        for place in (parent, folder.checkpoints(policy, "milestone")):
+            checkpoint_files.clean_temporaries(place)
+        check = functools.partial(decode, table=model.table, layout=model.layout)
+        resumed.append({})
+        if (loaded := checkpoint_files.load(parent, check=check, limit=model.limit)) is None:
+            continue
+        for path, reason in loaded.found.damaged:
+            log.warning("damaged checkpoint skipped: %s: %s", path, reason)
+        checkpoint_files.quarantine(parent, loaded.found.damaged)
+        state, _ = check(loaded.files)
+        # The values of main stay out: the learner's plain state must fit into its block.
+        plain = {name: value for name, value in state.meta.items() if name not in OF_MAIN}
+        anew = {name: value for name, value in model.layout.numbers.items() if name in changed}
+        block.write(replace(state, meta={**plain, **anew}))
+        log.info("resuming policy %d at env step %d from %s", policy, plain["env_steps"], loaded.found.path)
+        resumed[policy] = state.meta
+    return resumed

@@ -13,9 +13,7 @@ TRUST = (
 )
 """Help of `--trust`, a flag of every command that plays or resumes runs."""
 
-WITHOUT_EFFECT = {
-    "train_in_background_thread": "on CUDA the next batch is uploaded while training in any case",
-}
+WITHOUT_EFFECT = {"train_in_background_thread": "on CUDA the next batch is uploaded while training in any case"}
 """Flags of Sample Factory accepted without effect -> the reason."""
 
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # larger limits count as no limit
@@ -32,8 +30,7 @@ class RunConfig:
         fixed_on_resume=True,
     )
     experiment: str = flag(
-        "",
-        "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1",
+        "", "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1"
     )
     restart_behavior: str = flag(
         "resume",
@@ -146,10 +143,7 @@ class SamplingConfig:
     )
     num_workers: int = flag(0, "actor processes; 0 = tuned to the machine", minimum=0, needs="actors")
     num_envs_per_worker: int = flag(
-        0,
-        "envs of one actor, a multiple of worker_num_splits; 0 = tuned",
-        minimum=0,
-        needs="actors",
+        0, "envs of one actor, a multiple of worker_num_splits; 0 = tuned", minimum=0, needs="actors"
     )
     worker_num_splits: int = flag(
         0,
@@ -252,9 +246,7 @@ class SamplingConfig:
         True, f"accepted, without effect: {WITHOUT_EFFECT['train_in_background_thread']}"
     )
     learner_main_loop_num_cores: int = flag(
-        0,
-        "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors",
-        minimum=0,
+        0, "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors", minimum=0
     )
     memory_limit_mb: int = flag(
         0,
@@ -358,9 +350,7 @@ class LoggingConfig:
         needs="eval_every_sec",
     )
     eval_env_kwargs: dict[str, object] = flag(
-        {},
-        "arguments of the environment in evaluations that differ from those of training",
-        needs="eval_every_sec",
+        {}, "arguments of the environment in evaluations that differ from those of training", needs="eval_every_sec"
     )
     eval_flags: dict[str, object] = flag(
         {},

@@ -16,25 +16,18 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Generator, Tensor
 
-from appo.algorithms.runtime.devices import CaptureError, DeviceEvent, SideStream
+from appo.algorithms.runtime.devices import CaptureError, Device, DeviceEvent, SideStream
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.messages import Message, Worker
 from appo.utils.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
-
 SUCCESS = 0
-
-NAP_SECONDS = 1e-4
-
-HIGH_PRIORITY = -1
-
 _registered: set[int] = set()  # addresses of arenas; several workers of a process may share an arena
 
 
-class CudaStream:
+class CudaStream(SideStream):
     """A side stream."""
 
     def __init__(self) -> None:
@@ -58,12 +51,7 @@ class CudaStream:
 
 
 class OnStream:
-    """A worker with its own stream; the stream is not current between two messages of the worker.
-
-    Args:
-        worker: worker.
-        stream: stream of the worker.
-    """
+    """A worker with its own stream; the stream is not current between two messages of the worker."""
 
     def __init__(self, worker: Worker, stream: torch.cuda.Stream) -> None:
         self.worker, self.stream = worker, stream
@@ -89,7 +77,7 @@ class OnStream:
             yield message
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The current CUDA device. Graphs captured through one object share memory and must not run at the same time.
 
     Args:
@@ -104,7 +92,7 @@ class CudaDevice:
     def __init__(self, urgent: bool = False) -> None:
         if not torch.cuda.is_available():
             raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
-        self._priority = HIGH_PRIORITY if urgent else 0
+        self._priority = -1 if urgent else 0  # the lower, the more urgent
         self._pool = torch.cuda.graph_pool_handle()
 
     def make(self, make: Callable[[], Worker]) -> Worker:
@@ -120,7 +108,8 @@ class CudaDevice:
         if address in _registered:
             return
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, PORTABLE))
+        portable = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
+        code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, portable))
         if code == SUCCESS:
             _registered.add(address)
             weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
@@ -160,11 +149,20 @@ class CudaDevice:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.inference_mode(False), _without_collections():
-                _let_draw(graph, generator)
+                if generator is not None and hasattr(graph, "register_generator_state"):
+                    with warnings.catch_warnings():  # newer versions of torch register it and deprecate this call
+                        warnings.simplefilter("ignore")
+                        graph.register_generator_state(generator)
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                     function()
         except RuntimeError as error:
-            self._clear_up(stream, generator)
+            # A failed capture leaves its stream current, and memory and generators half captured.
+            torch.cuda.set_stream(stream)
+            self._pool = torch.cuda.graph_pool_handle()
+            for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
+                if used is not None:
+                    fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
+                    used.graphsafe_set_state(fresh.graphsafe_get_state())
             cause = error.__context__ or error  # ending a failed capture raises again
             raise CaptureError(str(cause).partition("\n")[0]) from error
         return graph.replay
@@ -181,16 +179,7 @@ class CudaDevice:
 
     def nap(self) -> None:
         """Sleep for less than the time of a relevant kernel."""
-        time.sleep(NAP_SECONDS)
-
-    def _clear_up(self, stream: torch.cuda.Stream, generator: Generator | None) -> None:
-        """Clear up after a failed capture, which leaves its stream current, and memory and generators half captured."""
-        torch.cuda.set_stream(stream)
-        self._pool = torch.cuda.graph_pool_handle()
-        for used in (generator, torch.cuda.default_generators[torch.cuda.current_device()]):
-            if used is not None:
-                fresh = Generator(self.name).manual_seed((used.initial_seed() + 1) % 2**63)
-                used.graphsafe_set_state(fresh.graphsafe_get_state())
+        time.sleep(1e-4)
 
 
 def _unregister(address: int) -> None:
@@ -198,14 +187,6 @@ def _unregister(address: int) -> None:
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     _registered.discard(address)
-
-
-def _let_draw(graph: torch.cuda.CUDAGraph, generator: Generator | None) -> None:
-    """Register a generator with a graph; newer versions of torch do so themselves and deprecate this call."""
-    if generator is not None and hasattr(graph, "register_generator_state"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph.register_generator_state(generator)
 
 
 @contextlib.contextmanager

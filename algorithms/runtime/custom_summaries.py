@@ -19,7 +19,6 @@ class CustomSummaries:
 
     Args:
         name: name of the function, as package.module:function; empty: no function.
-        hooks: callbacks of main; None without callbacks.
 
     Raises:
         UsageError: the function does not exist.
@@ -32,23 +31,18 @@ class CustomSummaries:
 
     def __call__(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
         """Return new finite figures beside the counters and tags of a policy."""
-        found = self._figures(policy, statistics)
+        found: dict[str, float] = {}
+        if self._function is not None:
+            try:
+                found = {str(tag): float(value) for tag, value in self._function(policy, dict(statistics)).items()}
+            except Exception as error:  # the user's code may raise anything
+                if not self._warned:
+                    text = f"{type(error).__name__}: {text_of(error)}"
+                    log.warning("--custom_summaries=%s failed (said once): %s", self.name, text, exc_info=error)
+                    self._warned = True
+        found = {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}
         if self._hooks is None:
             return found
         figures = {**statistics, **found}
         self._hooks.tell("before_logging", policy, figures)
         return found | {tag: value for tag, value in finite(figures).items() if tag not in statistics}
-
-    def _figures(self, policy: int, statistics: Mapping[str, float]) -> dict[str, float]:
-        """Return the figures of the function."""
-        if self._function is None:
-            return {}
-        try:
-            found = {str(tag): float(value) for tag, value in self._function(policy, dict(statistics)).items()}
-        except Exception as error:  # the user's code may raise anything
-            if not self._warned:
-                text = f"{type(error).__name__}: {text_of(error)}"
-                log.warning("--custom_summaries=%s failed (said once): %s", self.name, text, exc_info=error)
-                self._warned = True
-            return {}
-        return {tag: value for tag, value in found.items() if math.isfinite(value) and tag not in statistics}

@@ -1,12 +1,9 @@
 """The choice of a device by its torch name."""
 
 from appo.algorithms.runtime.cuda import CudaDevice
-from appo.algorithms.runtime.devices import Device, HostDevice
+from appo.algorithms.runtime.devices import Device
 
 
 def device_of(name: str, *, urgent: bool = False) -> Device:
     """Return the device of a torch name; work of workers made by an `urgent` device has priority."""
-    if name == "cpu":
-        return HostDevice()
-
-    return CudaDevice(urgent)
+    return Device() if name == "cpu" else CudaDevice(urgent)

@@ -1,7 +1,7 @@
-"""Devices of networks: the interface for the runtime, and the CPU.
+"""Devices of networks: the interface for the runtime, whose base classes are the CPU.
 
 Buffers, buckets, uploads and publication use this interface alone, and the same code runs on a CPU: every copy is done
-on return, and a captured function is the function itself. `cuda.py` implements the interface for CUDA.
+on return, no operation waits, and a captured function is the function itself. `cuda.py` overrides all methods.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,28 @@ class DeviceEvent(Protocol):
 
     def query(self) -> bool:
         """Return whether the point has been reached."""
+        return True
 
     def synchronize(self) -> None:
         """Wait until the point has been reached."""
 
 
-class SideStream(Protocol):
+class _Reached(DeviceEvent):
+    """An event of a device that never lags behind."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+REACHED: DeviceEvent = _Reached()
+
+
+class SideStream:
     """A stream of copies beside the computing stream (the current stream of the calling worker)."""
 
     def active(self) -> AbstractContextManager[object]:
         """Issue work here while entered."""
+        return nullcontext()
 
     def follow(self) -> None:
         """Make later work of this stream wait for all computing work issued so far."""
@@ -43,36 +55,41 @@ class SideStream(Protocol):
 
     def mark(self) -> DeviceEvent:
         """Return an event behind all work issued to this stream so far."""
+        return REACHED
 
 
-class Device(Protocol):
-    """The device of a worker's network.
+class Device:
+    """The device of a worker's network: the CPU, or a subclass.
 
     Attributes:
         name: torch name.
         is_host: whether the memory is host memory, which needs no copies.
     """
 
-    name: str
-    is_host: bool
+    name, is_host = "cpu", True
 
     def make(self, make: Callable[[], Worker]) -> Worker:
         """Make a worker with its own computing stream."""
+        return make()
 
     def register(self, arena: Arena) -> None:
         """Enable copies from and to the arena without the host."""
 
     def side_stream(self) -> SideStream:
         """Make a new side stream."""
+        return SideStream()
 
     def mark(self) -> DeviceEvent:
         """Return an event behind all computing work issued so far."""
+        return REACHED
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor on this device, without waiting; the caller may overwrite the original at once."""
+        """Return the tensor on this device, without waiting; the caller may overwrite the original after its use."""
+        return tensor
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate host memory for copies without the host."""
+        return torch.zeros(shape, dtype=dtype)
 
     def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
         """Return a cheap repetition of the function on the memory in use now; the function must have run before.
@@ -84,80 +101,11 @@ class Device(Protocol):
         Raises:
             CaptureError: the function cannot be captured.
         """
-
-    def strict(self) -> AbstractContextManager[object]:
-        """Raise RuntimeError, while entered, where the host waits for the device, which prevents a capture."""
-
-    def nap(self) -> None:
-        """Sleep briefly: the caller waits for the device."""
-
-
-class _Reached:
-    """An event of a device that never lags behind."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-REACHED: DeviceEvent = _Reached()
-
-
-class HostStream:
-    """A side stream whose copies are done on return."""
-
-    def active(self) -> AbstractContextManager[object]:
-        """Change nothing."""
-        return nullcontext()
-
-    def follow(self) -> None:
-        """Do nothing: copies start in order."""
-
-    def lead(self) -> None:
-        """Do nothing: all copies are done."""
-
-    def mark(self) -> DeviceEvent:
-        """Return a reached event."""
-        return REACHED
-
-
-class HostDevice:
-    """The CPU."""
-
-    name, is_host = "cpu", True
-
-    def make(self, make: Callable[[], Worker]) -> Worker:
-        """Make a worker."""
-        return make()
-
-    def register(self, arena: Arena) -> None:
-        """Do nothing: the arena is host memory."""
-
-    def side_stream(self) -> SideStream:
-        """Make a stream without delay."""
-        return HostStream()
-
-    def mark(self) -> DeviceEvent:
-        """Return a reached event."""
-        return REACHED
-
-    def send(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, which is used before the next write."""
-        return tensor
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate plain memory."""
-        return torch.zeros(shape, dtype=dtype)
-
-    def capture(self, function: Callable[[], None], generator: Generator | None = None) -> Callable[[], None]:
-        """Return the function."""
         return function
 
     def strict(self) -> AbstractContextManager[object]:
-        """Change nothing: no operation waits."""
+        """Raise RuntimeError, while entered, where the host waits for the device, which prevents a capture."""
         return nullcontext()
 
     def nap(self) -> None:
-        """Do nothing: no work is in progress."""
+        """Sleep briefly: the caller waits for the device."""

@@ -24,9 +24,7 @@ LATE_SECONDS = 5.0
 """Silence of the disk after which a warning is logged."""
 
 MOST_WAITING = 1000
-
 _LOOK_SECONDS = 1.0
-
 T = TypeVar("T")
 
 
@@ -86,7 +84,12 @@ class DiskThread:
             keep: whether the action must be done; otherwise it is dropped while the disk does not answer.
         """
         if self.is_late:
-            self._say()
+            seconds = time.monotonic() - self._since
+            if not self._is_said and seconds >= LATE_SECONDS:
+                self._is_said = True
+                log.warning(
+                    "the disk has not answered for %.0f s: nothing is written meanwhile, and training goes on", seconds
+                )
             if not keep or self._queue.qsize() >= MOST_WAITING:
                 self.dropped += 1
                 return None
@@ -126,14 +129,6 @@ class DiskThread:
                 log.warning("%s: the disk has not answered for %.0f s; Ctrl-C ends without it", what, waited)
             thread.join(_LOOK_SECONDS if patience_seconds is None else min(_LOOK_SECONDS, patience_seconds - waited))
         return not thread.is_alive()
-
-    def _say(self) -> None:
-        seconds = time.monotonic() - self._since
-        if not self._is_said and seconds >= LATE_SECONDS:
-            self._is_said = True
-            log.warning(
-                "the disk has not answered for %.0f s: nothing is written meanwhile, and training goes on", seconds
-            )
 
     @staticmethod
     def _work(actions: "queue.SimpleQueue[Callable[[], None] | None]") -> None:

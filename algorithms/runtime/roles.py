@@ -70,10 +70,6 @@ class Role:
             **facts,
         )
 
-    def worker_name(self, index: int, member: int) -> str:
-        """Return the name of a worker: `main`, `actor_3`, `policy_worker_0.1`."""
-        return self.worker.format(index=index, member=member)
-
     def full(self, processes: int) -> str:
         """Return the words for one of that many processes being always busy."""
         return f"one of {processes} {self.plural} is full" if processes > 1 else f"the {self.singular} is full"
@@ -142,7 +138,6 @@ LEARNER = Role(
     oom_score=0,
     stop_share=1.0,
 )
-
 ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
 """Every role by its name, in the order of display; a run stops roles in the order of `Role.stop_share`."""
 

@@ -39,15 +39,12 @@ class Population(Protocol):
 
     def handle(self, message: Message) -> None:
         """Handle a report."""
-        ...
 
     def tick(self) -> Iterator[Message]:
         """Yield messages to workers."""
-        ...
 
     def close(self) -> None:
         """Wait until all decisions are on disk."""
-        ...
 
 
 class Segments(Protocol):
@@ -61,7 +58,6 @@ class Segments(Protocol):
 
     def next(self) -> Workers:
         """Make the workers of the next segment. Workers of the last one have ended; the blocks hold their states."""
-        ...
 
 
 class Runner:
@@ -71,7 +67,6 @@ class Runner:
         workers: all workers, not started.
         monitor: receiver of every report.
         checkpointing: receiver of every report; requests states.
-        budget: limits of the run.
         signals: signals of this process, entered by the caller.
         status: writer of status.json.
         segments: segments of the run; None: the run is not divided.
@@ -126,7 +121,14 @@ class Runner:
         if reason := self.budget.spent(monitor.policies, monitor.collected, now - monitor.started):
             return reason
         if self.segments and all(policy.totals["env_steps"] >= self.segments.end for policy in monitor.policies):
-            self._begin_next_segment(self.segments)
+            self._stop()
+            monitor.write_summaries(time.monotonic())
+            try:
+                self.checkpointing.finish()
+            except ResourceError as error:  # what is in memory is the same; a later start would repeat this segment
+                log.warning("checkpoint not saved: %s", error)
+            self.workers = self.segments.next()  # continues like a start that resumes
+            self.workers.start()
         return None
 
     def __exit__(
@@ -144,9 +146,13 @@ class Runner:
             if error is None:
                 self._finish()
             elif isinstance(error, Exception) and not isinstance(error, DirectoryInUse):
-                lost = self._save_what_can_be()
-                if lost and isinstance(error, Interrupted):
-                    raise NotSaved(f"{error}, and what was learned last is not saved: {lost}") from None
+                try:
+                    self._finish()
+                except Exception as failure:
+                    log.warning("what was learned last is not saved: %s: %s", type(failure).__name__, failure)
+                    if isinstance(error, Interrupted):
+                        lost = str(failure) or type(failure).__name__
+                        raise NotSaved(f"{error}, and what was learned last is not saved: {lost}") from None
         except StopNow:
             at_once = True
             raise
@@ -155,26 +161,6 @@ class Runner:
             self.monitor.close()
             if self.population and not at_once:  # the disk may never answer
                 self.population.close()
-
-    def _save_what_can_be(self) -> str:
-        """Save after a failure; return the reason if saving fails too, else an empty text."""
-        try:
-            self._finish()
-        except Exception as error:
-            log.warning("what was learned last is not saved: %s: %s", type(error).__name__, error)
-            return str(error) or type(error).__name__
-        return ""
-
-    def _begin_next_segment(self, segments: Segments) -> None:
-        """Save, and continue like a start that resumes."""
-        self._stop()
-        self.monitor.write_summaries(time.monotonic())
-        try:
-            self.checkpointing.finish()
-        except ResourceError as error:  # what is in memory is the same; a later start would repeat this segment
-            log.warning("checkpoint not saved: %s", error)
-        self.workers = segments.next()
-        self.workers.start()
 
     def _handle(self, message: Message) -> None:
         self.monitor.handle(message)

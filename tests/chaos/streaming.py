@@ -21,7 +21,7 @@ from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.tuning.network import probe
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.learner_worker import Learner
 from appo.algorithms.runtime.memory.arena import Array
@@ -161,7 +161,7 @@ class Replay:
         )
         flat = config.algorithm.make_model(context)
         self.table: Table = flat.table
-        self.learner = config.algorithm.make_learner(context, flat, HostDevice())
+        self.learner = config.algorithm.make_learner(context, flat, Device())
         self.reached: dict[int, Point] = {}
         self.adopted = 0
         self.whole: list[list[Batch]] = []

@@ -19,7 +19,7 @@ from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import Address, Worker
 from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, HostEngine, PolicyWorker
 from appo.utils.run_folder import RunFolder
 
 
@@ -62,7 +62,7 @@ def _policy_worker(
     if isinstance(policy, StochasticPolicy):
         policy.records |= b.recorded.keys() & set(THOUGHTS)  # logits too, if a dataset is to have them
     trajectories, finals = b.trajectories(arena, address.index), FinalObservations.attach(arena, b.spec)
-    engine: Engine = HostEngine(policy, plan, trajectories)
+    engine = HostEngine(policy, plan, trajectories)
     if b.buffered and t.placement != "local":
         engine = GpuEngine(policy, plan, trajectories, device)
     return PolicyWorker(address, plan, engine, WeightRing(arena, address.index), trajectories, finals)

@@ -56,7 +56,8 @@ class ColumnBatches(BatchSource):
         if message.sequence == self.trajectories.sequence[message.slot]:
             self.queue.append(message)
             self.trajectories_seen += 1
-            self.queued_samples += int(np.count_nonzero(self._mine(message.slot)[:, self._next_column(message) :]))
+            unused = self._mine(message.slot)[:, columns_used(self.trajectories, message) :]  # by a dead learner
+            self.queued_samples += int(np.count_nonzero(unused))
         if self.rounds:
             self.queue = deque(sorted(self.queue))
 
@@ -78,12 +79,15 @@ class ColumnBatches(BatchSource):
         num_rows = self.trajectories.valid.shape[2]
         while self.queue and self.filled < self.num_columns:
             message = self.queue[0]
-            start = self._next_column(message)
-            fresh = self._fresh(message.slot, start, version)
+            start = columns_used(self.trajectories, message)
+            mine = self._mine(message.slot)[:, start:]
+            acted = np.where(mine, self.trajectories.policy_version[message.slot, :, start:], version)
+            is_fresh = version - acted.min(axis=0) < self.max_policy_lag  # no step is too old
+            fresh = (is_fresh & mine.any(axis=0)).nonzero()[0] + start
             room = self.num_columns - self.filled
             end = int(fresh[room]) if len(fresh) > room else num_rows
             staged = self._copy(message.slot, fresh[:room])
-            used = int(np.count_nonzero(self._mine(message.slot)[:, start:end]))
+            used = int(np.count_nonzero(mine[:, : end - start]))
             self.discarded += used - staged
             self.queued_samples -= used
             note_columns_used(self.trajectories, message, end)
@@ -96,7 +100,13 @@ class ColumnBatches(BatchSource):
                 self.staging.give_back(message)
                 yield from self._release_free()
         if self.filled < self.num_columns and len(self.held) == len(self.trajectories.owner):
-            yield from self._release_lacking()
+            # With every slot of the run held, no slot could arrive: as many are released as fill the batch. Further
+            # slots would bring columns for the next batch, acted by older weights. A round is released as a whole.
+            count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // num_rows)
+            for message in self.held[:count]:
+                self.staging.give_back(message)
+            self.held = self.held[count:]
+            yield from self._release_free()
 
     def take(self) -> Batch | None:
         """Return a full batch whose copies have arrived, else None; `staging` limits the life of the memory."""
@@ -123,18 +133,6 @@ class ColumnBatches(BatchSource):
         self.held = []
         yield from self._release_free()
 
-    def _release_lacking(self) -> Iterator[SlotReleased]:
-        """Release as many slots as fill the batch: with every slot of the run held, no slot could arrive.
-
-        Further slots would bring columns for the next batch, acted by older weights. A round is released as a whole.
-        """
-        rows = self.trajectories.valid.shape[2]
-        count = len(self.held) if self.rounds else -(-(self.num_columns - self.filled) // rows)
-        for message in self.held[:count]:
-            self.staging.give_back(message)
-        self.held = self.held[count:]
-        yield from self._release_free()
-
     @property
     def waiting(self) -> int:
         """Return the number of slots not used up or still read; a late batch counts, a partial round does not."""
@@ -148,10 +146,6 @@ class ColumnBatches(BatchSource):
         held = len(self.queue) + len(self.held) + self.staging.on_their_way
         return BatchCounts(self.trajectories_seen, self.released, self.discarded, in_flight, held)
 
-    def _next_column(self, message: TrajectoryReady) -> int:
-        """Return the first unused column of a hand-over; columns used by a dead learner count as used."""
-        return columns_used(self.trajectories, message)
-
     def _mine(self, slot: int) -> Array:
         """Return the valid steps of this policy, [T, R]."""
         valid: Array = self.trajectories.valid[slot]
@@ -159,14 +153,6 @@ class ColumnBatches(BatchSource):
             return valid
         acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
         return valid & acted
-
-    def _fresh(self, slot: int, start: int, version: int) -> Array:
-        """Return columns from `start` on with a step of this policy and without a step too old."""
-        mine = self._mine(slot)[:, start:]
-        acted = np.where(mine, self.trajectories.policy_version[slot, :, start:], version)
-        fresh = version - acted.min(axis=0) < self.max_policy_lag
-        usable: Array = (fresh & mine.any(axis=0)).nonzero()[0]
-        return usable + start
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; return the number of valid steps copied."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.runtime.devices import REACHED, Device, DeviceEvent
-from appo.algorithms.runtime.learning.batches import Batch, named_fields
-from appo.algorithms.runtime.learning.staging import staging_for
+from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.staging import Staging, staging_for
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import TrajectoryReady
@@ -19,45 +19,40 @@ COUNTED = ("valid", "num_frames", "policy_version")
 BUFFERS = 2
 
 
-class DeviceStaging:
+class DeviceStaging(Staging):
     """Memory for batches on a device.
 
     A slot is uploaded as a whole, in one copy per field, and the device picks the columns. The slot is free after the
     event behind its copies. Memory has room for two batches: one is filled during the training on the other. Uploads
     into a batch wait, on the device, for the training on that batch.
-
-    Args:
-        trajectories: shared arrays.
-        device: device of the batches.
     """
 
     late = True
 
     def __init__(self, trajectories: Trajectories, device: Device) -> None:
-        self.trajectories, self.device, self.stream = trajectories, device, device.side_stream()
-        self.sources: dict[str, Array] = named_fields(trajectories)
+        super().__init__(trajectories)
+        self.device, self.stream = device, device.side_stream()
         self._slots = {name: torch.from_numpy(a) for name, a in self.sources.items() if name not in COUNTED}
         self._uploads: deque[tuple[DeviceEvent, TrajectoryReady]] = deque()
         self._uploaded, self._current = REACHED, 0
         self.buffers: list[dict[str, Tensor]] = []
-        self.counts: dict[str, Array] = {}
 
     def allocate(self, columns: int) -> None:
         """Allocate memory for batches of this size: counted fields on the host, the others twice on the device."""
         self.stream.lead()  # copies into earlier buffers must not reach memory allocated in their place
-        self.buffers = [
-            {name: self._buffer_for(self.sources[name], columns) for name in self._slots} for _ in range(BUFFERS)
-        ]
+        self.buffers = [{} for _ in range(BUFFERS)]
+        for buffer in self.buffers:
+            for name, slots in self._slots.items():  # [S, steps, R, ...] -> [steps, columns, ...]
+                shape = (slots.shape[1], columns, *slots.shape[3:])
+                buffer[name] = torch.zeros(shape, dtype=slots.dtype, device=self.device.name)
         self._uploaded, self._current = REACHED, 0
         self.counts = {name: staging_for(self.sources[name], columns) for name in COUNTED}
         self.stream.follow()  # the buffers exist before the copies into them
 
     def copy(self, slot: int, index: Array | slice, start: int, mine: Array) -> None:
         """Issue the copies of columns of a slot to `start`."""
+        super().copy(slot, index, start, mine)
         end = start + mine.shape[1]
-        for name, counts in self.counts.items():
-            counts[:, start:end] = self.sources[name][slot][:, index]
-        self.counts["valid"][:, start:end] = mine
         with self.stream.active():
             there = index if isinstance(index, slice) else self.device.send(torch.from_numpy(index))
             for name, target in self.buffers[self._current].items():
@@ -78,10 +73,6 @@ class DeviceStaging:
         self._current = (self._current + 1) % BUFFERS
         return Batch.of({**buffer, **{name: torch.from_numpy(a) for name, a in self.counts.items()}})
 
-    def counted(self) -> tuple[Array, Array]:
-        """Return valid and num_frames [T, B] of the batch."""
-        return self.counts["valid"], self.counts["num_frames"]
-
     def give_back(self, message: TrajectoryReady) -> None:
         """Note a slot after issuing its last copy."""
         self._uploads.append((self.stream.mark(), message))
@@ -95,8 +86,3 @@ class DeviceStaging:
     def on_their_way(self) -> int:
         """Return the number of slots still read by the device."""
         return len(self._uploads)
-
-    def _buffer_for(self, source: Array, columns: int) -> Tensor:
-        """Allocate [steps, columns, ...] on the device for a field [S, steps, R, ...]."""
-        shape = (source.shape[1], columns, *source.shape[3:])
-        return torch.zeros(shape, dtype=torch.from_numpy(source[:0]).dtype, device=self.device.name)

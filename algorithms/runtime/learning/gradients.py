@@ -37,13 +37,6 @@ class GradientNote(NamedTuple):
     version: int
 
 
-class Dropped(NamedTuple):
-    """Samples and frames dropped, as totals of an actor with an entry."""
-
-    samples: int = 0
-    frames: int = 0
-
-
 class Before(NamedTuple):
     """Counts from before this start; `known` is 1 after the first learner has started."""
 
@@ -54,12 +47,7 @@ class Before(NamedTuple):
 
 
 class GradientRing:
-    """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads.
-
-    Args:
-        arena: shared memory.
-        policy: policy of the gradients.
-    """
+    """The gradients of one policy. A worker beside each actor writes, the learner of the policy reads."""
 
     def __init__(self, arena: Arena, policy: int) -> None:
         names = ("vector", "figures", "note", "committed", "dropped", "applied", "before")
@@ -75,7 +63,7 @@ class GradientRing:
             Field(f"gradients.{policy}.figures", (num_actors, PLACES, num_figures), "float64"),
             Field(f"gradients.{policy}.note", (num_actors, PLACES, len(GradientNote._fields)), "int64"),
             Field(f"gradients.{policy}.committed", (num_actors, 16), "int64"),  # a row has cache lines of its own
-            Field(f"gradients.{policy}.dropped", (num_actors, PLACES, len(Dropped._fields)), "int64"),
+            Field(f"gradients.{policy}.dropped", (num_actors, PLACES, 2), "int64"),  # samples and frames, as totals
             Field(f"gradients.{policy}.applied", (num_actors, 16), "int64"),  # dropped entries included
             Field(f"gradients.{policy}.before", (len(Before._fields),), "int64"),
         ]
@@ -127,15 +115,14 @@ class GradientRing:
             GRADIENT: torch.from_numpy(self._vector[actor, number % PLACES].copy()),
             FIGURES: torch.from_numpy(self._figures[actor, number % PLACES].copy()),
         }
-        self._take_off(actor, number, Dropped())
+        self._take_off(actor, number, (0, 0))
         none, valid = torch.empty(0), torch.ones(1, samples, dtype=torch.bool)
-        versions = torch.full((1, samples), version)
-        return Batch({}, none, valid, none, none, none, none, none, recorded, versions, none)
+        return Batch({}, none, valid, none, none, none, none, none, recorded, torch.full((1, samples), version), none)
 
     def drop(self, actor: int) -> None:
         """Remove the next entry of an actor without applying the gradient."""
         number = int(self._applied[actor, 0]) + 1
-        self._take_off(actor, number, Dropped(*self._samples_and_frames(actor, number)))
+        self._take_off(actor, number, self._samples_and_frames(actor, number))
 
     def unapplied_samples(self) -> int:
         """Return the number of steps in waiting entries."""
@@ -145,14 +132,14 @@ class GradientRing:
         """Return samples and env steps in applied entries, earlier starts included."""
         (samples, frames), dropped = self._totals(self._applied), self._totals_dropped()
         before = Before(*self.before.tolist())
-        return before.samples + samples - dropped.samples, before.env_steps + frames - dropped.frames
+        return before.samples + samples - dropped[0], before.env_steps + frames - dropped[1]
 
     def discarded_total(self) -> int:
         """Return samples in dropped entries, samples discarded in earlier starts included."""
-        return Before(*self.before.tolist()).discarded + self._totals_dropped().samples
+        return Before(*self.before.tolist()).discarded + self._totals_dropped()[0]
 
-    def _take_off(self, actor: int, number: int, dropped: Dropped) -> None:
-        """Store the totals dropped with this entry, then its number."""
+    def _take_off(self, actor: int, number: int, dropped: tuple[int, int]) -> None:
+        """Store the totals of samples and frames dropped with this entry, then its number."""
         self._dropped[actor, number % PLACES] = self._dropped[actor, (number - 1) % PLACES] + dropped
         barrier()
         self._applied[actor, 0] = number
@@ -172,10 +159,9 @@ class GradientRing:
         notes = [self._last(ends, actor) for actor in range(len(ends))]
         return sum(note.samples for note in notes), sum(note.frames for note in notes)
 
-    def _totals_dropped(self) -> Dropped:
-        actors = range(len(self._applied))
-        rows = [self._dropped[actor, int(self._applied[actor, 0]) % PLACES] for actor in actors]
-        return Dropped(*(sum(int(row[i]) for row in rows) for i in range(len(Dropped._fields))))
+    def _totals_dropped(self) -> tuple[int, int]:
+        rows = [self._dropped[actor, int(self._applied[actor, 0]) % PLACES] for actor in range(len(self._applied))]
+        return sum(int(row[0]) for row in rows), sum(int(row[1]) for row in rows)
 
 
 class GradientSource(BatchSource):
@@ -186,10 +172,7 @@ class GradientSource(BatchSource):
     former weights are too old by their versions.
 
     Args:
-        ring: ring of gradients.
-        policy: policy of the learner.
         trajectories: slots, released by other workers.
-        block: state block of the learner.
         role: role of the workers computing gradients beside actors; they are woken when an entry becomes free.
         max_policy_lag: lag of the weights, in versions, from which a gradient is dropped.
     """

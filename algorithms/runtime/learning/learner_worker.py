@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -18,7 +18,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.device_of import device_of
 from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.learning.publisher import Publisher
-from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, Verdict, giving_up
+from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
@@ -47,7 +47,6 @@ from appo.utils.timing import COPYING, FRAMEWORK, TRAINING, clock
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.5
-
 STATE_SECONDS = 1.0
 
 
@@ -95,7 +94,6 @@ class TrainingPlan:
         budget: limits in env steps and samples.
         max_policy_lag: restored weights raise the version by `max_policy_lag` + 1, which makes older trajectories too
             old.
-        device: device of the learner.
         max_skipped_updates: skipped updates in a row before a rollback to the last good state.
         incidents: folder for incidents; None: a trial writes no incident.
         alone: whether the policy has no opponents or partners in training; a policy alone stops at its budget.
@@ -116,40 +114,6 @@ class TrainingPlan:
     measures_lag: bool = True
     metrics: Collection[str] | None = None
 
-    def reached(self, env_steps: int, samples: int) -> bool:
-        """Return whether training stops."""
-        paused = self.pause_env_steps is not None and env_steps >= self.pause_env_steps
-        return paused or self.budget.trained(env_steps, samples)
-
-
-def _policy_lag(lags: Sequence[Tensor]) -> dict[str, float]:
-    """Return mean, minimum and maximum of policy lags [N], in updates; {} without steps."""
-    lag = torch.cat(list(lags)) if lags else torch.empty(0)
-    if not len(lag):
-        return {}
-    smallest, largest = (int(end) for end in torch.aminmax(lag))
-    ends = {"train/policy_lag_min": smallest, "train/policy_lag_max": largest}
-    return {"train/policy_lag_mean": int(lag.sum()) / len(lag), **ends}
-
-
-def _counts_of_successor(noted: dict[str, int], saved: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the totals of a learner replacing a dead one, and the counts added to the counts of its batches.
-
-    Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in the samples,
-    because no counter decreases.
-    """
-    lost = noted["lost"] + noted["used"] - saved["used"]
-    totals = {**saved, **{name: noted[name] for name in ("env_steps", "samples", "batches", "used")}, "lost": lost}
-    before = {
-        "trajectories": noted["released"],  # what was not released will be received again
-        "released": noted["released"],
-        "discarded": noted["discarded"] + noted["staged"],
-    }
-    return totals, before
-
-
-UNDESCRIBED = (SKIPPED_IN_A_ROW, "reproduction_error", "reproduction_steps")
-"""Metrics that every learner may report, and no algorithm describes."""
 
 SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
 
@@ -193,9 +157,6 @@ class LearnerWorker:
 
     Args:
         address: address of this worker; the index is the policy.
-        plan: settings.
-        learner: learner of the algorithm.
-        batches: source of batches.
         memory: memory in the arena, which outlives the worker.
         member: receiver of the orders of main in a population.
     """
@@ -226,10 +187,16 @@ class LearnerWorker:
             before = max(learner.version * (state is not None), ring.published)
             learner.version = before + plan.max_policy_lag + 1 if before else 1
         self._before = {"discarded": self.totals["discarded"]}  # counts added to the counts of `batches`
-        replaces = any(ledger.noted().values())
+        noted = ledger.noted()
+        replaces = any(noted.values())  # a dead learner
         if replaces:
-            self.totals, self._before = _counts_of_successor(ledger.noted(), self.totals)
-            learner.updates = ledger.noted()["updates"]
+            # Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in
+            # the samples, because no counter decreases. Slots that were not released will be received again.
+            lost = noted["lost"] + noted["used"] - self.totals["used"]
+            self.totals |= {name: noted[name] for name in ("env_steps", "samples", "batches", "used")} | {"lost": lost}
+            self._before = dict.fromkeys(("trajectories", "released"), noted["released"])
+            self._before["discarded"] = noted["discarded"] + noted["staged"]
+            learner.updates = noted["updates"]
         self._heard = self.totals["env_steps"]  # env steps already checked for due versions
         self.publisher.publish(learner.version)
         self.publisher.flush()
@@ -244,8 +211,10 @@ class LearnerWorker:
             case TrajectoryReady():
                 if self.ledger.accept(message):
                     self.batches.add(message)
-            case Begin():
-                yield from self._begin()
+            case Begin():  # settle the hand-overs of a predecessor, and report the totals from before this start
+                for unsettled in self.ledger.unsettled():
+                    yield from [unsettled] if isinstance(unsettled, SlotReleased) else self.handle(unsettled)
+                yield self._report()
             case SaveState():
                 yield self.save()
             case SetHyperparameters() | CopyWeights():
@@ -261,15 +230,6 @@ class LearnerWorker:
                 self._enter()  # last steps of the workers stopped before
                 yield self.save()
                 yield self._report()
-
-    def _begin(self) -> Iterator[Message]:
-        """Settle the hand-overs of a predecessor; report to main the totals from before this start."""
-        for unsettled in self.ledger.unsettled():
-            if isinstance(unsettled, SlotReleased):
-                yield unsettled
-            else:
-                yield from self.handle(unsettled)
-        yield self._report()
 
     def pending(self) -> bool:
         """Return whether something waits to be copied or trained on."""
@@ -297,7 +257,11 @@ class LearnerWorker:
             self.device.nap()
         else:
             yield from self._train(batch)
-        yield from self._versions_due()
+        before, self._heard = self._heard, self.totals["env_steps"]
+        period = self.plan.version_env_steps  # of past versions: a fixed grid, which no crash can change
+        if period > 0 and before // period != self._heard // period:
+            self.save(asked=False)
+            yield VersionDue(self.address.index)
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self.save(asked=False)
@@ -312,7 +276,12 @@ class LearnerWorker:
             self.save()  # a rollback needs a state from the first update on
         # Progress before the batch: else the last batch would train at rate 0.
         progress = self.totals["env_steps"] / self.plan.budget.env_steps
-        self._count(batch)
+        entered = self._enter()
+        self.totals["batches"] += entered.whole
+        if entered.whole:  # steps of a partial batch are staged, and count with the last part
+            self.totals["used"] += int(batch.valid.sum()) + entered.earlier
+        if self.plan.measures_lag:
+            self._lags.append((self.learner.version - batch.policy_version)[batch.valid])
         self._note()
         failpoint("learner.batch")
         feedback: list[Feedback] = []
@@ -329,21 +298,13 @@ class LearnerWorker:
             self.publisher.flush()  # sampling continues with the new weights
         yield from self._released(self.batches.trained(feedback))
 
-    def _versions_due(self) -> Iterator[VersionDue]:
-        """Report when env steps have passed a multiple of the period of past versions."""
-        before, self._heard = self._heard, self.totals["env_steps"]
-        period = self.plan.version_env_steps  # a fixed grid, which no crash can change
-        if period > 0 and before // period != self._heard // period:
-            self.save(asked=False)
-            yield VersionDue(self.address.index)
-
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
         """Roll back after too many skipped updates; raise NumericsError if rollbacks have not helped."""
         verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
-        if verdict is Verdict.GO_ON:
+        if verdict == "go on":
             return
         reason = f"{skipped_in_a_row} updates in a row were not finite"
-        if verdict is Verdict.GIVE_UP:
+        if verdict == "give up":
             table, policy = self.learner.flat.table, self.address.index
             raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
         state = self.block.read()
@@ -376,19 +337,9 @@ class LearnerWorker:
         self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
 
     def _budget_reached(self) -> bool:
-        return self.plan.reached(self.totals["env_steps"], self.totals["samples"])
-
-    def _count(self, batch: Batch) -> None:
-        """Count a batch: new steps, used steps and their age in updates.
-
-        Steps of a partial batch are staged, and count with the last part.
-        """
-        entered = self._enter()
-        self.totals["batches"] += entered.whole
-        if entered.whole:
-            self.totals["used"] += int(batch.valid.sum()) + entered.earlier
-        if self.plan.measures_lag:
-            self._lags.append((self.learner.version - batch.policy_version)[batch.valid])
+        env_steps, pause = self.totals["env_steps"], self.plan.pause_env_steps
+        paused = pause is not None and env_steps >= pause
+        return paused or self.plan.budget.trained(env_steps, self.totals["samples"])
 
     def _enter(self) -> Entered:
         """Count, and return, the steps that have entered training since the last call."""
@@ -401,7 +352,11 @@ class LearnerWorker:
     def save(self, *, asked: bool = True) -> StateSaved:
         """Write a finite state; unasked, not after a skipped update, perhaps caused by these weights."""
         before = clock.enter(COPYING)
-        state = self._state(self.block.begin())
+        state = self.learner.state(self.block.begin())
+        self._refresh_totals()
+        state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
+        if self.member is not None:
+            state.meta.update(self.member.plain())
         is_finite = state.is_finite
         if is_finite and (asked or not state.meta.get(SKIPPED_IN_A_ROW)):
             self.block.commit(state.meta)
@@ -412,15 +367,6 @@ class LearnerWorker:
         self._saved = time.monotonic()
         return StateSaved(self.address.index, self.totals["env_steps"])
 
-    def _state(self, into: dict[str, Array]) -> LearnerState:
-        """Return the state to save, with vectors in the given memory."""
-        state = self.learner.state(into)
-        self._refresh_totals()
-        state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
-        if self.member is not None:
-            state.meta.update(self.member.plain())
-        return state
-
     def _refresh_totals(self) -> None:
         counts = self.batches.counts()._asdict()
         self.totals |= {name: count + self._before.get(name, 0) for name, count in counts.items()}
@@ -430,11 +376,17 @@ class LearnerWorker:
         self._reported = time.monotonic()
         self._refresh_totals()
         found = self.learner.metrics()
-        if self.plan.metrics is not None and (unknown := found.keys() - {*self.plan.metrics, *UNDESCRIBED}):
+        described = {*(self.plan.metrics or ()), SKIPPED_IN_A_ROW, "reproduction_error", "reproduction_steps"}
+        if self.plan.metrics is not None and (unknown := found.keys() - described):
             names = ", ".join(sorted(unknown))
             raise UsageError(f"`metrics` of the algorithm does not describe {names}, which its learner reports")
         metrics = {f"train/{name}": value for name, value in found.items()}
-        metrics |= {"train/rollbacks": self.rollback_rule.rollbacks, **_policy_lag(self._lags)}
+        metrics["train/rollbacks"] = self.rollback_rule.rollbacks
+        lag = torch.cat(self._lags) if self._lags else torch.empty(0)
+        if len(lag):
+            smallest, largest = (int(end) for end in torch.aminmax(lag))
+            ends = {"train/policy_lag_min": smallest, "train/policy_lag_max": largest}
+            metrics |= {"train/policy_lag_mean": int(lag.sum()) / len(lag), **ends}
         self._lags = []
         metrics |= self.batches.metrics()
         if self.totals["used"] != self.totals["samples"]:

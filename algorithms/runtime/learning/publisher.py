@@ -16,9 +16,7 @@ class Publisher:
     skipped.
 
     Args:
-        ring: ring for the weights.
         flat: weights [P]; at every call of a method, the weights of the version published last.
-        device: device of the weights.
     """
 
     def __init__(self, ring: WeightRing, flat: Tensor, device: Device) -> None:
@@ -43,7 +41,14 @@ class Publisher:
         """Finish a publication whose copy has arrived, and start the next."""
         self._finish()
         if self._event is None and self.wanted > self.started:
-            self._start()
+            self.started = self.wanted
+            target = torch.from_numpy(self.ring.begin(self.started))
+            if self._snapshot is not self.flat:
+                self._snapshot.copy_(self.flat)
+            self._stream.follow()
+            with self._stream.active():
+                target.copy_(self._snapshot, non_blocking=True)
+            self._event = self._stream.mark()
             self._finish()
 
     def flush(self) -> None:
@@ -52,16 +57,6 @@ class Publisher:
             if self._event is not None:
                 self._event.synchronize()
             self.poll()
-
-    def _start(self) -> None:
-        self.started = self.wanted
-        target = torch.from_numpy(self.ring.begin(self.started))
-        if self._snapshot is not self.flat:
-            self._snapshot.copy_(self.flat)
-        self._stream.follow()
-        with self._stream.active():
-            target.copy_(self._snapshot, non_blocking=True)
-        self._event = self._stream.mark()
 
     def _finish(self) -> None:
         if self._event is not None and self._event.query():

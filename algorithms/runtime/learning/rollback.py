@@ -1,10 +1,9 @@
 """Rollbacks: the return to the last good state, the end after useless rollbacks, and the incident saved then."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors.numpy import save
@@ -22,14 +21,6 @@ SKIPPED_IN_A_ROW = "skipped_in_a_row"
 """Name, in metrics and plain state of a learner, of the number of updates skipped since the last good one."""
 
 
-class Verdict(Enum):
-    """A verdict on skipped updates."""
-
-    GO_ON = auto()
-    ROLL_BACK = auto()
-    GIVE_UP = auto()
-
-
 @dataclass
 class RollbackRule:
     """The rule: many skipped updates in a row roll back; `MAX_ROLLBACKS` rollbacks without a good update end the run.
@@ -44,7 +35,7 @@ class RollbackRule:
     _in_vain: int = 0
     _updates: int = 0  # at the last rollback
 
-    def judge(self, skipped_in_a_row: int, updates: int) -> Verdict:
+    def judge(self, skipped_in_a_row: int, updates: int) -> Literal["go on", "roll back", "give up"]:
         """Return the verdict on the last update; a rollback counts as done.
 
         Args:
@@ -54,13 +45,13 @@ class RollbackRule:
         if skipped_in_a_row < updates - self._updates:  # one since the last rollback was good
             self._in_vain = 0
         if skipped_in_a_row < self.max_skipped:
-            return Verdict.GO_ON
+            return "go on"
         if self._in_vain == MAX_ROLLBACKS:
-            return Verdict.GIVE_UP
+            return "give up"
         self._in_vain += 1
         self.rollbacks += 1
         self._updates = updates
-        return Verdict.ROLL_BACK
+        return "roll back"
 
 
 def giving_up(
@@ -79,25 +70,15 @@ def giving_up(
     reason = f"{reason}, also after {MAX_ROLLBACKS} rollbacks to the last good state"
     if folder is None:
         return NumericsError(reason)
-    words = {"reason": reason, "policy": policy}
+    arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
+    not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
+    words = {"reason": reason, "policy": policy, "not_finite": not_finite}
+    files = {"batch.safetensors": save(arrays), "incident.json": json.dumps(words, indent=1).encode()}
     name = f"numerics_p{policy}_v{state.meta['version']:012d}"
     try:
-        path = checkpoint_files.save(folder, name, {**encode(state, table), **_encode_batch(batch, words)})
-        _remove_oldest(folder)
+        path = checkpoint_files.save(folder, name, {**encode(state, table), **files})
+        for oldest in sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)[:-MAX_INCIDENTS]:
+            checkpoint_files.remove(oldest)
     except ResourceError as error:  # a full disk must not hide the reason
         return NumericsError(f"{reason}; batch and weights are not kept: {error}")
     return NumericsError(f"{reason}; batch and weights are in {path}")
-
-
-def _encode_batch(batch: Batch, words: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files of an incident beyond the files of a checkpoint."""
-    arrays: dict[str, Array] = {name: np.ascontiguousarray(x.cpu().numpy()) for name, x in batch.named().items()}
-    not_finite = sorted(name for name, array in arrays.items() if not np.isfinite(array).all())
-    words = {**words, "not_finite": not_finite}
-    return {"batch.safetensors": save(arrays), "incident.json": json.dumps(words, indent=1).encode()}
-
-
-def _remove_oldest(folder: Path) -> None:
-    incidents = sorted(folder.glob("numerics_p*"), key=lambda path: path.stat().st_mtime_ns)
-    for path in incidents[:-MAX_INCIDENTS]:
-        checkpoint_files.remove(path)

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from appo.utils.errors import ResourceError
 
 Array = NDArray[Any]
-
 # Two cache lines: the adjacent-line prefetcher makes 64 bytes too few to keep writers apart.
 ALIGNMENT = 128
-
 RESERVED_BYTES = 16 << 20  # reserved at a time, for a field that fills
 
 
@@ -29,7 +27,6 @@ class Field(NamedTuple):
     """An array to place in the arena.
 
     Attributes:
-        name: name in the arena.
         shape: shape of the array.
         dtype: a numpy name.
         fills: whether memory is reserved later: `Arena.reserve` must be called before a write.

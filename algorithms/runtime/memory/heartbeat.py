@@ -38,8 +38,7 @@ class Pulse(NamedTuple):
 
     def not_before(self, moment: float) -> "Pulse":
         """Return the pulse with no time before `moment`: a suspended machine is no hang."""
-        times = {name: max(moment, getattr(self, name)) for name in ("since", "began", "entered")}
-        return self._replace(**times)
+        return self._replace(**{name: max(moment, getattr(self, name)) for name in ("since", "began", "entered")})
 
 
 class Heartbeat:

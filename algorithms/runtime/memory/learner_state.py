@@ -20,8 +20,6 @@ from appo.utils.values import nearest, shown
 
 META_BYTES = 1 << 16
 
-READ_ATTEMPTS = 50
-
 
 class Vector(NamedTuple):
     """A vector of a learner's state. Checkpoints store float32 vectors as long as the weights by the names of weights.
@@ -155,7 +153,7 @@ class StateBlock:
         Raises:
             RuntimeError: the writer overtook every attempt, impossible at two writes a second.
         """
-        for _ in range(READ_ATTEMPTS):
+        for _ in range(50):
             number = self.writes
             if not number:
                 return None

@@ -26,7 +26,6 @@ class SlotEntry(NamedTuple):
 
     Attributes:
         number: number of the trajectory in its group.
-        generation: generation of the actor.
         total: valid steps of the group, up to and including this entry.
         is_first: 1 for the first entry of an actor, else 0.
     """
@@ -35,9 +34,6 @@ class SlotEntry(NamedTuple):
     generation: int
     total: int
     is_first: int
-
-
-TOTAL = SlotEntry._fields.index("total")
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,7 @@ class OutputRing(SharedArrays):
 
 
 class GroupTap:
-    """Copies the slots of one group into its ring.
-
-    Args:
-        ring: ring of the run.
-        trajectories: slots.
-        group: number of the group.
-        generation: generation of its actor.
-    """
+    """Copies the slots of one group into its ring."""
 
     def __init__(self, ring: OutputRing, trajectories: Trajectories, group: int, generation: int) -> None:
         self.ring, self.trajectories, self.group, self.generation = ring, trajectories, group, generation
@@ -120,8 +109,8 @@ class GroupTap:
         for name in ("first", "valid", "terminated", "truncated", "action", "policy_version"):
             getattr(ring, name)[group, place] = getattr(t, name)[slot]
         ring.reward[group, place] = self._reward if self._keeps_reward else t.reward[slot]
-        total = int(ring.entry[group, place - 1, TOTAL]) + steps  # in the place before, not yet overwritten
-        ring.entry[group, place] = SlotEntry(number, self.generation, total, is_first)
+        before = SlotEntry(*ring.entry[group, place - 1].tolist())  # not yet overwritten
+        ring.entry[group, place] = SlotEntry(number, self.generation, before.total + steps, is_first)
         barrier()
         ring.committed[group, 0] = committed + 1
         return True

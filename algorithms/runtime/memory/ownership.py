@@ -101,9 +101,7 @@ class SlotBoard:
     looks at all slots.
 
     Args:
-        arena: shared memory.
         takers: (policy, number) of the workers here that take trajectories.
-        slots: slots of the actors here.
     """
 
     def __init__(self, arena: Arena, takers: Sequence[tuple[int, int]], slots: Sequence[int]) -> None:

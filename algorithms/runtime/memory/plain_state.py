@@ -12,9 +12,6 @@ from appo.utils.run_folder import parse_mapping
 from appo.utils.values import is_number, is_plain
 
 COUNTERS = ("version", "updates", "env_steps", "samples", "discarded")
-
-LARGEST_COUNT = 2**53
-
 LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
 """Most bytes, and most lists and mappings, of a state.json: windows of statistics may contain many episodes."""
 
@@ -50,12 +47,10 @@ def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
-    for name in COUNTERS:
-        if not _is_count(plain.get(name)):
-            raise _wrong(name)
-    for name in numbers:
-        if not is_number(plain.get(name)):
-            raise _wrong(name)
+    wrong = [name for name in COUNTERS if not _is_count(plain.get(name))]
+    wrong += [name for name in numbers if not is_number(plain.get(name))]
+    if wrong:
+        raise _wrong(wrong[0])
     if not _is_base64(plain.get("generator", "")):
         raise _wrong("generator")
     _check_traits(plain.get(KEY, {}))
@@ -91,7 +86,7 @@ def _wrong(name: str) -> CheckpointError:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_COUNT
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53
 
 
 def _is_base64(value: object) -> bool:

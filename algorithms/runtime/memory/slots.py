@@ -11,8 +11,6 @@ from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
 
-NUM_COUNTS = 16  # room for the counts of one group or learner, on separate cache lines
-
 
 class Recorded(NamedTuple):
     """A field of every slot filled by acting, beside observations, actions, rewards and flags.
@@ -43,7 +41,7 @@ def sizes_of(topology: Topology, spec: EnvSpec, rnn_state_size: int, recurrence:
     return {
         "S": topology.num_slots,
         "P": topology.num_policies,
-        "C": NUM_COUNTS,
+        "C": 16,  # room for the counts of one group or learner, on separate cache lines
         "T": topology.rollout,
         "T+1": topology.rollout + 1,
         "R": topology.rows,
@@ -85,12 +83,8 @@ class SharedArrays:
         arrays: dict[str, Any] = {}
         for declared in dataclasses.fields(cls):  # type: ignore[arg-type]
             name = f"{cls.__name__}.{declared.name}"
-            if declared.metadata["dtype"] == "observation":
-                arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in spec.observations}
-            elif declared.metadata["dtype"] == "recorded":
-                arrays[declared.name] = {key: arena[f"{name}.{key}"] for key in recorded}
-            else:
-                arrays[declared.name] = arena[name]
+            keys = {"observation": spec.observations, "recorded": recorded}.get(declared.metadata["dtype"])
+            arrays[declared.name] = arena[name] if keys is None else {key: arena[f"{name}.{key}"] for key in keys}
         return cls(**arrays)
 
 

@@ -14,8 +14,6 @@ from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN, read_plain
 from appo.utils.errors import CheckpointError, UsageError
 from appo.utils.values import shown
 
-FORMAT = 1
-
 
 def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
     """Return the files of a checkpoint: weights in the first, other vectors in the second, plain values in the third.
@@ -33,7 +31,7 @@ def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
     return {
         "model.safetensors": save(named(state.weights, table)),
         "optimizer.safetensors": save(others),
-        "state.json": json.dumps({"format": FORMAT, **state.meta}, indent=1).encode(),
+        "state.json": json.dumps({"format": 1, **state.meta}, indent=1).encode(),
     }
 
 
@@ -145,16 +143,14 @@ def _described(content: bytes) -> Described | None:
         for key, entry in sorted(entries.items(), key=lambda one: one[1]["data_offsets"]):
             dtype, shape = np.dtype(NUMPY_NAMES[entry["dtype"]]), tuple(map(operator.index, entry["shape"]))
             start, end = end, end + math.prod(shape) * dtype.itemsize
-            if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0 or len(shape) > MOST_DIMENSIONS:
+            # numpy allows a few dimensions more than 32
+            if entry["data_offsets"] != [start, end] or min(shape, default=0) < 0 or len(shape) > 32:
                 return None
             described[key] = (dtype.name, shape)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return described if end == len(content) - begin else None
 
-
-MOST_DIMENSIONS = 32
-"""Most dimensions of an array; numpy allows a few more."""
 
 NUMPY_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)

@@ -8,7 +8,6 @@ class Units:
     """A count of work done in one place of an algorithm's own processes, as proof of progress.
 
     Args:
-        arena: shared memory.
         place: index of the worker in `Topology.workers_apart`.
     """
 

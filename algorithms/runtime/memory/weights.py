@@ -15,7 +15,6 @@ import numpy as np
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.utils.failpoints import failpoint
 
-FETCH_ATTEMPTS = 8
 STRONG_STORE_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
@@ -85,7 +84,7 @@ class WeightRing:
         A copy overtaken by a publication is repeated. After some attempts the caller keeps its weights until the next
         call.
         """
-        for _ in range(FETCH_ATTEMPTS):
+        for _ in range(8):
             newest = self.published
             if newest == version:
                 break

@@ -18,11 +18,7 @@ from appo.utils.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-FIRST_LINE_SECONDS = 2.0
-FRAME_SECONDS, LONGEST_FRAME_SECONDS = 1.0, 5.0
-FRAME_COST = 200  # times the duration of a frame until the next, between the two limits above
 SMALLEST = os.terminal_size((60, 12))  # smallest terminal with room for a panel
-
 Look = Callable[[float], Overview]
 """Function from a monotonic time to the overview; called only before a display."""
 
@@ -31,7 +27,6 @@ class Title(NamedTuple):
     """The title of a run in its display.
 
     Attributes:
-        run: directory of the run.
         env: name of the environment.
         aim: end of the run, in words.
         losses: metrics in the panel's line of losses, metric -> word.
@@ -51,7 +46,7 @@ class PlainLines:
         first_seconds: time from the start of training to the first report.
     """
 
-    def __init__(self, interval_seconds: float, first_seconds: float = FIRST_LINE_SECONDS) -> None:
+    def __init__(self, interval_seconds: float, first_seconds: float = 2.0) -> None:
         self._interval_seconds, self._first_seconds = interval_seconds, first_seconds
         self._due: float | None = None
 
@@ -95,8 +90,7 @@ class LivePanel:
         self._screen: Screen | None = None
         self._title, self._colour, self._otherwise = title, colour, otherwise
         self._traces: ReturnTraces | None = None
-        self._is_over = False
-        self._due = 0.0
+        self._is_over, self._due = False, 0.0
 
     def tick(self, now: float, look: Look) -> None:
         """Draw a frame if due; no error of the panel reaches training."""
@@ -109,8 +103,8 @@ class LivePanel:
             except Exception as error:  # no picture is worth a run
                 self.close()
                 log.warning("the panel is turned off: %s: %s", type(error).__name__, error)
-            wait_seconds = FRAME_COST * (time.perf_counter() - began)
-            self._due = now + min(max(FRAME_SECONDS, wait_seconds), LONGEST_FRAME_SECONDS)
+            wait_seconds = 200 * (time.perf_counter() - began)
+            self._due = now + min(max(1.0, wait_seconds), 5.0)
 
     def close(self) -> None:
         """Leave the last frame on the terminal."""

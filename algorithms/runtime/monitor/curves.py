@@ -14,7 +14,6 @@ RETURN = "reward/mean"
 PLACE = ("policy", "env_steps", "elapsed_seconds")
 """Names of the numbers that place a record."""
 LONGEST_TRACE = 4096  # points; a longer trace drops every second point
-
 Axis = Literal["env_steps", "hours"]
 
 

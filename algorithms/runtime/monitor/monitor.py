@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
 SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # longest time between summaries in the first minutes, when users watch most
-TRACKERS_SECONDS = 5.0  # for all trackers together to send the remaining records
 CLOSE_SECONDS = 3.0  # to write the remaining figures
-MOST_TRACES = 10  # logged tracebacks and warnings of workers per start
-MOST_FIGURES = 1000  # of learners, callbacks and summaries in a record
-LONGEST_SHOWN_SECONDS = 2 * 24 * 3600.0  # a longer estimate means that no budget was set
 
 
 class Companion(Protocol):
@@ -51,24 +47,19 @@ class Companion(Protocol):
 
     def look(self, now: float) -> None:
         """Restart the process if it has ended and the restart is due at monotonic time `now`."""
-        ...
 
     def plain(self) -> dict[str, object]:
         """Return the entry of the process in status.json."""
-        ...
 
 
 class Monitor:
     """Collects all reports; writes metrics.jsonl and TensorBoard summaries, and updates the console.
 
     Args:
-        directory: directory of the run.
-        config: logging flags.
         resumed: plain state of the checkpoint of every policy; {} without a checkpoint.
         budget: budget of the run, for the estimate of the remaining time.
         machine: machine of the run; by default the local machine without a GPU.
         frozen: policies that never learn.
-        hooks: callbacks; None without callbacks.
 
     Attributes:
         policies: counters and statistics per policy.
@@ -93,11 +84,12 @@ class Monitor:
         frozen: Collection[int] = (),
         hooks: Hooks | None = None,
     ) -> None:
-        self.config, self.budget, self.hooks = config, budget, hooks
+        self.config, self.budget, self.hooks = config, budget, hooks or Hooks(())
+        self._has_hooks = hooks is not None
         self.console: Console = PlainLines(config.report_interval_seconds)
         self.custom = CustomSummaries(config.custom_summaries, hooks)
         names = Names(config.max_stats_names)
-        self._figures = Names(MOST_FIGURES, "figures of learners, callbacks and summaries")
+        self._figures = Names(1000, "figures of learners, callbacks and summaries")
         self.policies = [
             PolicyProgress(config.stats_avg, frozen=policy in frozen, names=names, figures=self._figures)
             for policy in range(len(resumed))
@@ -129,7 +121,10 @@ class Monitor:
                 writer = EventWriter(folder.summaries(policy), purge_step=purge_step, most_bytes=most_bytes // 4)
                 self.writers.append(writer)
                 if state and not first_start:
-                    self._show_again(policy, folder.metrics)
+                    # TensorBoard's loader ignores a purge: a point disappears only if its curve gets a new point at or
+                    # before its step.
+                    earlier = [r for r in without_lost(read_metrics(folder.metrics)) if r["policy"] == policy]
+                    self._show(policy, last_values(earlier))
         self._traces: set[str] = set()  # logged tracebacks and warnings
         self._has_said_absurd = False
         self._played = self._ended = False  # whether an episode has ended; whether the start has
@@ -142,8 +137,7 @@ class Monitor:
 
     def snapshot(self, policy: int) -> dict[str, Any]:
         """Return the statistics of a policy for a checkpoint, beside the learner's state."""
-        elapsed_seconds = round(self.elapsed_seconds(time.monotonic()), 3)
-        return {"elapsed_seconds": elapsed_seconds, **self.policies[policy].snapshot()}
+        return {"elapsed_seconds": round(self.elapsed_seconds(time.monotonic()), 3), **self.policies[policy].snapshot()}
 
     def handle(self, message: Message) -> None:
         """Add a report."""
@@ -158,10 +152,14 @@ class Monitor:
                 progress.env_step_rate.add(now, totals["env_steps"])
                 progress.sample_rate.add(now, totals["samples"])
                 progress.discard_rate.add(now, totals["discarded"])
-                if self.hooks is not None:
-                    self.hooks.tell("on_report", message)
+                self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals, raised):
-                self._show_raised(worker, raised)
+                for text in raised:  # each traceback of the user's code is logged once for all workers
+                    head, _, trace = text.partition("\n")
+                    key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
+                    if key not in self._traces and len(self._traces) < 10:
+                        self._traces.add(key)
+                        log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
                 self.workers[worker] = self.workers.get(worker, {}) | totals
                 self.collect_rate.add(time.monotonic(), self.collected)
             case OutputReport(totals):
@@ -173,20 +171,10 @@ class Monitor:
             case WorkerRestarted():
                 self.restarts += 1
 
-    def _show_raised(self, worker: str, raised: Sequence[str]) -> None:
-        """Log the warnings of a worker, and each traceback of the user's code once for all workers."""
-        for text in raised:
-            head, _, trace = text.partition("\n")
-            key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
-            if key not in self._traces and len(self._traces) < MOST_TRACES:
-                self._traces.add(key)
-                log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
-
     def _add_episodes(self, done: EpisodesDone) -> None:
         for policy, progress in enumerate(self.policies):
             progress.add_episodes(done, policy)
-        if self.hooks is not None:
-            self.hooks.tell("on_episodes", done)
+        self.hooks.tell("on_episodes", done)
         if not self._played:
             self._played, self._next_summary = True, -math.inf  # users wait for the first figures
 
@@ -205,15 +193,17 @@ class Monitor:
 
     def write_summaries(self, now: float) -> None:
         """Write a record of every policy to metrics.jsonl and TensorBoard."""
-        self._warn_of_absurd_figures()
+        absurd = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
+        if absurd and not self._has_said_absurd:
+            self._has_said_absurd = True
+            log.warning("policy %d: nothing can be learned from such numbers: %s", *absurd[0])
         found = self.performance()
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
             record = self.record(policy, now) | (found.tags() if found else {}) | machine | memory.tags(now)
             own = frozenset(record)
             record |= self.custom(policy, record)
-            if self.hooks is not None:
-                record = self._after_callbacks(self.hooks, policy, record)
+            record = self._after_callbacks(policy, record)
             if len(record) > len(own):
                 added = self._figures.known({name: record[name] for name in record.keys() - own})
                 record = {name: value for name, value in record.items() if name in own or name in added}
@@ -223,14 +213,9 @@ class Monitor:
             if self.writers:
                 self._show(policy, record)
 
-    def _warn_of_absurd_figures(self) -> None:
-        found = [(policy, figures) for policy, one in enumerate(self.policies) if (figures := one.absurd())]
-        if found and not self._has_said_absurd:
-            self._has_said_absurd = True
-            log.warning("policy %d: nothing can be learned from such numbers: %s", *found[0])
-
-    def _after_callbacks(self, hooks: Hooks, policy: int, record: dict[str, float]) -> dict[str, float]:
+    def _after_callbacks(self, policy: int, record: dict[str, float]) -> dict[str, float]:
         """Call the callbacks for summaries and results; return the record with the figures of callbacks."""
+        hooks = self.hooks
         if hooks.hears("on_summaries"):
             values = {name: one.values() for name, one in self.policies[policy].statistics().items()}
             writer = self.writers[policy] if self.writers else None
@@ -246,21 +231,12 @@ class Monitor:
         tags |= {f"perf/{name}": record[name] for name in ("samples", "discarded")}
         self.writers[policy].add(int(record["env_steps"]), tags)
 
-    def _show_again(self, policy: int, path: Path) -> None:
-        """Write a point of every earlier curve at the env steps of the resume.
-
-        TensorBoard's loader ignores a purge: a point disappears only if its curve gets a new point at or before its
-        step.
-        """
-        earlier = [r for r in without_lost(read_metrics(path)) if r["policy"] == policy]
-        self._show(policy, last_values(earlier))
-
     def record(self, policy: int, now: float) -> dict[str, float]:
         """Return the counters of a policy, then the figures by TensorBoard tag."""
         progress = self.policies[policy]
         counters = {name: progress.totals[name] for name in COUNTERS}
         head = {"elapsed_seconds": round(self.elapsed_seconds(now), 3), "policy": policy, **counters}
-        callbacks = {} if self.hooks is None else {f"perf/{COUNT}": self._callbacks_off(self.hooks)}
+        callbacks = {f"perf/{COUNT}": self._callbacks_off()} if self._has_hooks else {}
         replaced = {
             "perf/restarts": self.restarts,
             "perf/actors_replaced": self.replaced,
@@ -317,13 +293,13 @@ class Monitor:
             parts.append(f"{rebuilds} env rebuilds, see logs")
         seconds = self.seconds_left(now)
         left = "" if seconds is None else f"{', ' if len(parts) == 1 else ' | '}{duration(seconds)} left"
-        off = 0 if self.hooks is None else self._callbacks_off(self.hooks)
+        off = self._callbacks_off() if self._has_hooks else 0
         return " | ".join(parts) + left + (f" | {off} callbacks are off, see logs" if off else "")
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate the remaining seconds at monotonic time `now`; None if the end is days away or unknown."""
         seconds = self.budget.seconds_left(self.policies, self.collected, now - self.started)
-        return seconds if seconds < LONGEST_SHOWN_SECONDS else None
+        return seconds if seconds < 2 * 24 * 3600.0 else None
 
     @property
     def collected(self) -> int:
@@ -335,8 +311,8 @@ class Monitor:
         """Return the steps of all actors since the start, with steps of incomplete trajectories."""
         return max(self.collected, sum(times.collected for times in self.times.values()))
 
-    def _callbacks_off(self, hooks: Hooks) -> int:
-        return hooks.off + self._of_actors(COUNT)
+    def _callbacks_off(self) -> int:
+        return self.hooks.off + self._of_actors(COUNT)
 
     def _of_actors(self, name: str) -> int:
         return sum(totals.get(name, 0) for totals in self.workers.values())
@@ -371,10 +347,9 @@ class Monitor:
             self.metrics_log.close()
         for writer in self.writers:
             writer.close(max(0.0, deadline - time.monotonic()))
-        deadline = time.monotonic() + TRACKERS_SECONDS
+        deadline = time.monotonic() + 5.0
         for tracker in self.trackers:  # all trackers send at once
             tracker.end()
         for tracker in self.trackers:
             tracker.close(max(0.0, deadline - time.monotonic()))
-        if self.hooks is not None:
-            self.hooks.tell("on_end")
+        self.hooks.tell("on_end")

@@ -8,8 +8,6 @@ from typing import Any
 from appo.algorithms.runtime.monitor.performance import Performance
 from appo.utils.system import usage
 
-MEMORY_SECONDS = 10.0  # between readings of the memory of all processes
-MEMORY_COST = 1000  # times the duration of a reading until the next
 MIB = 1 << 20
 
 
@@ -66,7 +64,7 @@ class MemoryMeter:
         if now >= self._due:
             began = time.perf_counter()
             self._main_and_all = usage.family_memory_bytes()
-            self._due = now + max(MEMORY_SECONDS, MEMORY_COST * (time.perf_counter() - began))
+            self._due = now + max(10.0, 1000 * (time.perf_counter() - began))
         return self._main_and_all and self._main_and_all[1]
 
     def tags(self, now: float) -> dict[str, float]:

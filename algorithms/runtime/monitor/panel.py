@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,18 +20,12 @@ from appo.algorithms.runtime.roles import ROLES
 from appo.utils.metrics import duration, short_number
 
 SMALLEST_COLUMNS, SMALLEST_ROWS = 60, 10
-TWO_COLUMNS = 132  # smallest width with two columns
 GAP = 3
 LABEL = 12  # width of the labels
 BAR = 16
-SHORTEST_BAR = 8  # of the progress
-LARGEST_WHOLE = 99_999_999.5  # largest return without an exponent
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POLICIES = 8
-WARNING_LINES = 3
-MOST_LOSSES = 6
 SIZE = "replay/size"
-
 Record = Mapping[str, Any]
 Spans = Sequence[tuple[str, str]]
 """Texts with styles."""
@@ -42,11 +36,9 @@ class Snapshot:
     """A run at one moment: title, figures and curve.
 
     Attributes:
-        name: name of the run.
         env: name of the environment.
         state: training, finished, ...
         aim: end of the run, in words.
-        overview: figures of the run.
         trace: mean return of the best policy so far.
         losses: metrics in the line of losses, metric -> word, from the algorithm; {}: the first of all metrics.
     """
@@ -78,7 +70,7 @@ def draw(snapshot: Snapshot, columns: int, rows: int) -> RenderableType:
         return Group(*_fit(_small(snapshot, columns), max(1, rows)))
     title = f"{snapshot.name} · {snapshot.env} · {snapshot.state}"
     inner = columns - 4
-    if columns >= TWO_COLUMNS:
+    if columns >= 132:
         left_width = (inner - GAP) // 2
         right_width = inner - GAP - left_width
         left = _fit(_of_learning(snapshot, left_width, chart_rows=6), rows - 2)
@@ -206,7 +198,7 @@ def _of_machine(overview: Overview, width: int) -> list[Section]:
         ]
     sections.append(Section(2, _wrap("machine", _machine(overview), width)))
     if overview.warnings:
-        lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-WARNING_LINES:]]
+        lines = [_line("", [(_cut(f"! {text}", width), "yellow")], 0) for text in overview.warnings[-3:]]
         sections.append(Section(3, lines))
     return sections
 
@@ -217,21 +209,17 @@ def _progress(snapshot: Snapshot, width: int) -> Text:
     left = "" if seconds_left is None else f", {duration(seconds_left)} left"
     reached = " until " if overview.share is None else f" {_percent(overview.share)} of "
     room = width - LABEL - len(reached + left)  # for the bar and the aim
-    aim = _cut(snapshot.aim, room - SHORTEST_BAR)
-    bar = _bar(overview.share or 0.0, room - len(aim), "green")
-    return _line("progress", [*bar, (reached + aim + left, "")])
+    aim = _cut(snapshot.aim, room - 8)  # of the shortest bar
+    return _line("progress", [*_bar(overview.share or 0.0, room - len(aim), "green"), (reached + aim + left, "")])
 
 
 def _speed(overview: Overview, width: int) -> list[Text]:
     env_steps, samples = _rate(overview, "env_steps"), _rate(overview, "samples")
-    words = [(f"{short_number(overview.env_steps)} env steps", "bold")]
-    if env_steps is not None:
-        words.append((f"{short_number(env_steps)} env steps/s", ""))
-    if samples is not None:
-        words.append((f"{short_number(samples)} samples/s", ""))
-    elif overview.performance:
-        words.append((f"{short_number(overview.performance.samples_per_second)} samples/s", ""))
-    return _wrap("speed", words, width)
+    if samples is None and overview.performance:
+        samples = overview.performance.samples_per_second
+    rates = {"env steps/s": env_steps, "samples/s": samples}
+    words = [(f"{short_number(rate)} {unit}", "") for unit, rate in rates.items() if rate is not None]
+    return _wrap("speed", [(f"{short_number(overview.env_steps)} env steps", "bold"), *words], width)
 
 
 def _returns(record: Record) -> Spans:
@@ -244,7 +232,7 @@ def _returns(record: Record) -> Spans:
 
 def _losses(record: Record, losses: Mapping[str, str]) -> Spans:
     names = losses or {tag.removeprefix("train/"): tag[6:] for tag in record if tag.startswith("train/")}
-    tags = {f"train/{name}": word for name, word in list(names.items())[:MOST_LOSSES]}
+    tags = {f"train/{name}": word for name, word in list(names.items())[:6]}
     known = [(f"{word} {record[tag]:.3g}", "") for tag, word in tags.items() if tag in record]
     return known or [("nothing is trained yet", "dim")]
 
@@ -257,16 +245,13 @@ def _lag(record: Record, overview: Overview) -> Spans:
 
 
 def _replay(record: Record) -> Spans:
-    words = [(f"{short_number(record[SIZE])} steps", "")]
-    for tag, form in (
-        ("replay/uses_per_step", "{:.3g} uses a step"),
-        ("replay/mean_priority", "priority {:.3g}"),
-        ("replay/age_samples", "{} steps old"),
-    ):
-        if tag in record:
-            value = record[tag]
-            words.append((form.format(short_number(value) if tag.endswith("samples") else value), ""))
-    return words
+    forms: dict[str, Callable[[float], str]] = {
+        SIZE: lambda steps: f"{short_number(steps)} steps",
+        "replay/uses_per_step": "{:.3g} uses a step".format,
+        "replay/mean_priority": "priority {:.3g}".format,
+        "replay/age_samples": lambda steps: f"{short_number(steps)} steps old",
+    }
+    return [(form(record[tag]), "") for tag, form in forms.items() if tag in record]
 
 
 def _machine(overview: Overview) -> Spans:
@@ -328,11 +313,9 @@ def _chart(trace: Trace, width: int, rows: int) -> list[Text]:
     if len(trace) < 2:
         return []
     low, high = min(values), max(values)
-    lines = chart(values, rows)
-    marks = [_figure(high), *[""] * (rows - 2), _figure(low)]
     return [
         Text.assemble((mark.rjust(LABEL - 1) + " ", "dim"), (line, "green"))
-        for mark, line in zip(marks, lines, strict=True)
+        for mark, line in zip([_figure(high), *[""] * (rows - 2), _figure(low)], chart(values, rows), strict=True)
     ]
 
 
@@ -399,7 +382,7 @@ def _figure(value: float | None) -> str:
         return "-"
     if abs(value) < 1000:
         return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) < LARGEST_WHOLE else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) < 99_999_999.5 else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:

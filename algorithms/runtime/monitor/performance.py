@@ -16,12 +16,8 @@ from appo.utils import timing
 from appo.utils.metrics import short_number
 from appo.utils.timing import PHASES
 
-WINDOW_SECONDS = 10.0
 FULL = 0.9  # smallest busy share of a full process or machine
-DISCARDED = 0.05  # smallest share of too old samples that is reported first
-STARVED = 0.8  # largest share of CPU time in busy time of a process short of a core
 MUCH = 0.3  # smallest share of waiting worth a word
-SHOWN_PHASES = 6  # phases on the console, for all roles together
 WAITING = PHASES[timing.WAITING :]
 TAKEN = "other programs or hidden waits slow it down"
 WORDS = {"env": "environment", "reset": "environment resets"}
@@ -74,8 +70,10 @@ class ProcessTimes:
             reports.clear()
             reports.append(report._replace(seconds={}, cpu_seconds={}, collected=0, trained=0))
         reports.append(report)
-        end = _elapsed(report) - WINDOW_SECONDS
-        while len(reports) > 2 and _elapsed(reports[1]) <= end and not self._needed(report):
+        end = _elapsed(report) - 10.0
+        while len(reports) > 2 and _elapsed(reports[1]) <= end:
+            if _work(reports[1]) == _work(report) > _work(reports[0]):
+                break  # without the oldest report the window would contain no unit of work
             reports.popleft()
 
     @property
@@ -93,10 +91,6 @@ class ProcessTimes:
             last.collected - first.collected,
             last.trained - first.trained,
         )
-
-    def _needed(self, last: TimeReport) -> bool:
-        """Return whether the window would contain no unit of work without the oldest report."""
-        return _work(self._reports[1]) == _work(last) > _work(self._reports[0])
 
 
 @dataclass(frozen=True)
@@ -121,12 +115,12 @@ class RoleTimes:
     @property
     def starved(self) -> bool:
         """Return whether the processes are short of cores."""
-        return self.busy_cores < STARVED * self.busy * self.processes
+        return self.busy_cores < 0.8 * self.busy * self.processes
 
     def most(self) -> str:
         """Return the phase with the largest share, apart from waiting, and the share."""
         phase = max((p for p in self.shares if p not in WAITING), key=self.shares.__getitem__)
-        return f"{_percent(self.shares[phase])} {WORDS.get(phase, phase)}"
+        return f"{self.shares[phase]:.0%} {WORDS.get(phase, phase)}"
 
 
 NO_PROCESS = RoleTimes(0, {}, 0.0)
@@ -144,7 +138,6 @@ class Performance:
         samples_per_second: valid steps that are both taken and trained; before training steps taken, without actors
             steps trained.
         limit_samples_per_second: limit of the machine; 0 while nothing is trained.
-        bottleneck: bottleneck, in words.
     """
 
     roles: dict[str, RoleTimes]
@@ -183,11 +176,11 @@ class Performance:
         roles = self.shown_roles()
         parts = []
         for role, times in roles.items():
-            largest = sorted(times.shares.items(), key=lambda pair: -pair[1])[: SHOWN_PHASES // len(roles)]
-            shown = [f"{phase.replace('_', ' ')} {_percent(share)}" for phase, share in largest]
+            largest = sorted(times.shares.items(), key=lambda pair: -pair[1])[: 6 // len(roles)]
+            shown = [f"{phase.replace('_', ' ')} {share:.0%}" for phase, share in largest]
             parts.append(f"{ROLES[role].console} {' '.join(shown)}")
         limit = self.limit_samples_per_second
-        reached = f"{short_number(limit)} samples/s, at {_percent(self.limit_ratio)}" if limit else "not known yet"
+        reached = f"{short_number(limit)} samples/s, at {self.limit_ratio:.0%}" if limit else "not known yet"
         return f"time: {' | '.join(parts)}", f"limit: {reached}; {self.bottleneck}"
 
 
@@ -226,9 +219,9 @@ def performance(windows: Iterable[WorkWindow], machine: Machine, discarded: floa
 
 def too_old(discarded: float) -> str:
     """Return advice for a share of discarded samples; empty for a small share."""
-    if discarded < DISCARDED:
+    if discarded < 0.05:
         return ""
-    return f"{_percent(discarded)} of the samples are too old: fewer environments or a larger --max_policy_lag"
+    return f"{discarded:.0%} of the samples are too old: fewer environments or a larger --max_policy_lag"
 
 
 def bottleneck(
@@ -249,17 +242,16 @@ def bottleneck(
     learner = fullest.get(LEARNER.name, NO_PROCESS)
     has_core = machine.gpu or not learner.starved
     if learner.busy >= FULL and (has_core or not crowded):
-        of_core = f", but gets {_percent(learner.busy_cores)} of a core; {TAKEN}"
+        of_core = f", but gets {learner.busy_cores:.0%} of a core; {TAKEN}"
         held = ": --replay_ratio holds the actors" if machine.replays else ": more sampling would not help"
         of_work = f", {learner.most()}" + held * machine.has_actors
-        said = of_work if has_core else of_core
-        return LEARNER.full(roles[LEARNER.name].processes) + said
+        return LEARNER.full(roles[LEARNER.name].processes) + (of_work if has_core else of_core)
     if crowded:
         phase = max(cpu_us, key=cpu_us.__getitem__)
         cores = "the core is" if machine.cores == 1 else f"all {machine.cores:g} cores are"
-        return f"{cores} full, {_percent(cpu_us[phase] / sum(cpu_us.values()))} of it {WORDS.get(phase, phase)}"
+        return f"{cores} full, {cpu_us[phase] / sum(cpu_us.values()):.0%} of it {WORDS.get(phase, phase)}"
     if learner.processes and machine.takes_turns:
-        return f"actors and learner take turns, it is busy {_percent(learner.busy)} of the time: nobody acts meanwhile"
+        return f"actors and learner take turns, it is busy {learner.busy:.0%} of the time: nobody acts meanwhile"
     busy = f"{busy_cores:.1f} of {machine.cores:g} cores are busy"
     for role in (ROLES[name] for name in fullest):
         if role.when_full and fullest[role.name].busy >= FULL:
@@ -269,18 +261,18 @@ def bottleneck(
 
 def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, replays: bool) -> str:
     if actors.busy >= FULL:
-        waiting = f", the learner waits {_percent(1 - learner.busy)} for the replay" if learner and replays else ""
+        waiting = f", the learner waits {1 - learner.busy:.0%} for the replay" if learner and replays else ""
         more = TAKEN if actors.starved else f"{busy}: raise --num_workers"
         return f"actors are full, {actors.most()}{waiting}; {more}"
     for_actions, for_slots = (actors.shares.get(phase, 0.0) for phase in WAITING)
     if for_slots >= max(MUCH, for_actions):
         if learner and replays:
-            idle = _percent(1 - learner.busy)
-            return f"nothing is full: --replay_ratio holds actors {_percent(for_slots)}, the learner waits {idle}"
-        waiting = f", the learner {_percent(1 - learner.busy)} for trajectories" if learner else ""
-        return f"nothing is full: actors wait {_percent(for_slots)} for free slots{waiting}"
+            idle = f"{1 - learner.busy:.0%}"
+            return f"nothing is full: --replay_ratio holds actors {for_slots:.0%}, the learner waits {idle}"
+        waiting = f", the learner {1 - learner.busy:.0%} for trajectories" if learner else ""
+        return f"nothing is full: actors wait {for_slots:.0%} for free slots{waiting}"
     if for_actions >= MUCH:
-        return f"actors wait {_percent(for_actions)} for actions; {busy}: more or larger groups would help"
+        return f"actors wait {for_actions:.0%} for actions; {busy}: more or larger groups would help"
     return f"nothing is full, {busy}"
 
 
@@ -326,10 +318,6 @@ def _limit(windows: list[WorkWindow], cpu_us: Mapping[str, float], machine: Mach
 
 def _without_waiting(times: Mapping[str, float]) -> float:
     return sum(time for phase, time in times.items() if phase not in WAITING)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
 
 
 def _work(report: TimeReport) -> int:

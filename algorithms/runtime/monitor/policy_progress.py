@@ -16,9 +16,7 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 256
 LONGEST_NAME = 200
-
 T = TypeVar("T")
-
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
 
@@ -85,8 +83,7 @@ class PolicyProgress:
         self._names, self._figures = names or Names(), figures or Names()
         self.totals: dict[str, int] = {"env_steps": 0, "samples": 0, "discarded": 0, "updates": 0}
         self._restored: dict[str, int] = {}
-        self.version = 0
-        self.episodes = 0
+        self.version = self.episodes = 0
         self.metrics: dict[str, float] = {}
         self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
         self.start_afresh(adoptions=0)

@@ -13,7 +13,6 @@ from appo.algorithms.runtime.disk import DiskThread
 from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
 
 STATUS_SECONDS = 2.0
-
 SHORT = ("state", "reason", "pid", "time", "totals", "return_mean", "budget", "seconds", "elapsed_seconds", "env_steps")
 """Most important names, for a status that does not fit on the disk as a whole."""
 
@@ -22,9 +21,6 @@ DURABLE_SECONDS = 3.0  # to write a lasting state to the disk
 
 class Status:
     """Writes the state of a run with counters. A full disk costs only the lost writes.
-
-    Args:
-        directory: directory of the run.
 
     Attributes:
         counters: function that returns further entries.

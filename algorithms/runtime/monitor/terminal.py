@@ -34,8 +34,7 @@ class Screen:
         self._lock = threading.RLock()
         self._frame: list[str] = []
         self._columns = 0  # width of the terminal at the last frame
-        self._unsent = b""
-        self._is_open = True
+        self._unsent, self._is_open = b"", True
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (self._above(stream) for stream in self._streams)
 
@@ -139,12 +138,7 @@ class Screen:
 
 
 class AboveFrame(io.TextIOBase):
-    """A stream whose complete lines appear above the frame of a screen.
-
-    Args:
-        screen: screen with the frame.
-        stream: stream of the terminal.
-    """
+    """A stream whose complete lines appear above the frame of a screen."""
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:
         self._screen, self._stream = screen, stream

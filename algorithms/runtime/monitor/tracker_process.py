@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 NOTHING_SENT = 3  # exit code after a failure before the first record was sent
 FAULT = "error: "  # begins the line of the log with the failure
-WAITING_RECORDS = 1000
 HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
@@ -27,7 +26,6 @@ class WandbClient:
     """A run at Weights & Biases, or at Trackio, whose package has the API of wandb.
 
     Args:
-        package: name of the package.
         settings: arguments of the package's `init`.
     """
 
@@ -94,7 +92,7 @@ class _Lines(threading.Thread):
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(daemon=True)
         self._stream = stream
-        self.waiting: deque[dict[str, Any]] = deque(maxlen=WAITING_RECORDS)
+        self.waiting: deque[dict[str, Any]] = deque(maxlen=1000)
         self.changed = threading.Condition()
         self.ended = False
 

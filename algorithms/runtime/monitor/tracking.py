@@ -27,7 +27,6 @@ from appo.utils.run_folder import append_to_own, open_own
 
 log = logging.getLogger(__name__)
 
-PIPE_BYTES = 1 << 20
 END_SECONDS = 1.0  # for the kernel to end a killed process
 FAULT_BYTES = 1 << 16  # at the end of the log, searched for the line of the failure
 
@@ -65,12 +64,11 @@ class Tracker:
         self.pid = self._process.pid
         self.janitor.watch(self.pid)
         assert self._process.stdin is not None
-        self._pipe = self._process.stdin.fileno()
-        os.set_blocking(self._pipe, False)
+        self._pipe = self._process.stdin
+        os.set_blocking(self._pipe.fileno(), False)
         with contextlib.suppress(OSError):  # above the limit of the system
-            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._rest = b""
-        self._alive = True
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self._rest, self._alive = b"", True
         self._revival.began(now)
         self._send({"tracker": self.name, "settings": self.settings})
 
@@ -95,11 +93,10 @@ class Tracker:
 
     def end(self) -> None:
         """Close the pipe: the process sends the remaining records and ends."""
-        assert self._process.stdin is not None
-        if not self._process.stdin.closed:
+        if not self._pipe.closed:
             with contextlib.suppress(OSError):
                 self._flush()
-            self._process.stdin.close()
+            self._pipe.close()
             self._alive = False
 
     def close(self, timeout_seconds: float) -> None:
@@ -125,8 +122,7 @@ class Tracker:
         """Clean up after a process that ended or closed the pipe, and plan the restart."""
         self._alive = False
         self._kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # blocked in the kernel
             self._process.wait(END_SECONDS)
         fault = self._fault() if self._process.returncode == NOTHING_SENT else ""
@@ -167,4 +163,4 @@ class Tracker:
     def _flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while self._rest:
-                self._rest = self._rest[os.write(self._pipe, self._rest) :]
+                self._rest = self._rest[os.write(self._pipe.fileno(), self._rest) :]

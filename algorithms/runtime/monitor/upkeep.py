@@ -5,7 +5,6 @@ import logging
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from appo.utils.errors import AppoError, DirectoryInUse
@@ -28,7 +27,6 @@ class Upkeep:
     thread is a daemon, because a hung disk may block it for ever.
 
     Args:
-        folder: folder of the run.
         lock: lock of the run, held by main.
         max_log_bytes: largest size of a log.
     """
@@ -44,16 +42,20 @@ class Upkeep:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._over.set()
         self._thread.join(END_SECONDS)
 
     def look(self) -> None:
         """Shorten long logs, with a warning for the first, and restore lost files."""
         self.belongings.look()
-        for name in self._too_long():
+        too_long = []  # by size alone: a run may have many logs
+        with contextlib.suppress(OSError), own_folder(self.folder.logs) as logs:  # the folder has been removed
+            for entry in os.scandir(logs):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_size > FULL * self.max_log_bytes:
+                        too_long.append(entry.name)
+        for name in too_long:
             path, shortened = self.folder.logs / name, False
             with contextlib.suppress(OSError):  # removed meanwhile, or not a log of the run
                 shortened = shorten(path, self.max_log_bytes)
@@ -65,16 +67,6 @@ class Upkeep:
                     path,
                     self.max_log_bytes >> 20,
                 )
-
-    def _too_long(self) -> list[str]:
-        """Return the names of logs that are too long, by size alone: a run may have many logs."""
-        found = []
-        with contextlib.suppress(OSError), own_folder(self.folder.logs) as logs:  # the folder has been removed
-            for entry in os.scandir(logs):
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_size > FULL * self.max_log_bytes:
-                        found.append(entry.name)
-        return found
 
     def _work(self) -> None:
         is_over = False
@@ -94,10 +86,6 @@ class Belongings:
     """The files of a run's folder: finds a removed folder or file, and creates it again.
 
     Files that are written once are kept in memory. Writers of other files (figures, logs) continue in new files.
-
-    Args:
-        folder: folder of the run.
-        lock: lock of the run.
     """
 
     def __init__(self, folder: RunFolder, lock: RunLock) -> None:
@@ -126,7 +114,12 @@ class Belongings:
             self._is_said = False
             return
         try:
-            self._make_again()
+            with own_folder(self.folder.logs, make=True):
+                pass
+            self.lock.renew()  # before any write: the folder may belong to another run by now
+            for path, (_, content) in self._kept.items():
+                if not os.path.lexists(path):
+                    replace_own(path, content)
         except DirectoryInUse as error:
             self._taken = error
         except (OSError, AppoError) as error:
@@ -157,11 +150,3 @@ class Belongings:
                     continue
                 with open_own(path) as file:
                     self._kept[path] = mark, file.read(KEPT_BYTES)
-
-    def _make_again(self) -> None:
-        with own_folder(self.folder.logs, make=True):
-            pass
-        self.lock.renew()  # before any write: the folder may belong to another run by now
-        for path, (_, content) in self._kept.items():
-            if not os.path.lexists(path):
-                replace_own(path, content)

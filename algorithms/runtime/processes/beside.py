@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
@@ -29,7 +28,6 @@ class CommandBeside:
 
     Args:
         words: words of the command line after `appo`.
-        janitor: janitor of main.
         output: file for the standard output.
         errors: file for the standard error.
     """
@@ -69,7 +67,6 @@ class RestartedCommand:
     Args:
         words: words of the command line after `appo`.
         log_path: log file of the command.
-        janitor: janitor of main.
     """
 
     def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:
@@ -102,9 +99,7 @@ class RestartedCommand:
         """Return the entry of the command in status.json."""
         return self.revival.plain()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._command is None:
             return
         if code := self._command.exit_code():

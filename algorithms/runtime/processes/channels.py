@@ -44,8 +44,6 @@ from appo.algorithms.runtime.roles import ACTOR, LEARNER
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.timing import FRAMEWORK, clock
 
-QUEUE_TIMEOUT_SECONDS = 5.0
-LIVES = 8  # restarts of one end of a queue for which there is room, while the peer does not read
 READ_BYTES = 1 << 16
 _HAND_OVER = struct.Struct("<qqqq")
 _LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!Q")  # of a message in a pipe; -1 precedes a long length
@@ -151,9 +149,6 @@ class Mailbox:
 class Links:
     """All doorbells and queues of a run, created by main before the first process.
 
-    Args:
-        topology: topology of the run.
-
     Attributes:
         bells: doorbells by process name.
         hand_overs: (actor, policy) -> queue of trajectories to the learner of the policy.
@@ -167,9 +162,9 @@ class Links:
         heap: Any = multiprocessing.heap.Arena
         heap._dir_candidates = [place for place in heap._dir_candidates if os.access(place, os.W_OK)]
         # A slot is in a queue at most once per policy, so a queue of `slots` messages is never full.
-        # A restarted process sends messages again that may be lost, hence room for several lives.
+        # A restarted process sends messages again that may be lost, hence room for eight lives.
         slots = topology.slots_per_group * topology.groups_per_actor
-        self._queue_bytes = max(4096, LIVES * slots * (_HAND_OVER.size + 16))
+        self._queue_bytes = max(4096, 8 * slots * (_HAND_OVER.size + 16))
         self.hand_overs: dict[tuple[int, int], Any] = {}
         self.releases: dict[tuple[int, int], Any] = {}
         for actor in range(topology.num_actors):
@@ -272,7 +267,6 @@ class Channels:
     """The messages of one process.
 
     Args:
-        links: doorbells and queues of the process.
         arena: shared memory with the mailboxes.
         pipe: pipe to and from main.
         heartbeat: heartbeat of the process, which receives the queue in use.
@@ -310,8 +304,7 @@ class Channels:
             case ActionRequest(policy, group, slot, step, generation):
                 self.requests.post(policy, group, slot, step, generation)
             case ActionsReady(policy, group, slot, step, generation):
-                answers = int(self.requests.seen[policy, group])
-                self.replies.post(policy, group, slot, step, generation, answers)
+                self.replies.post(policy, group, slot, step, generation, int(self.requests.seen[policy, group]))
             case Wake():
                 pass  # ringing is enough
             case TrajectoryReady() | SlotReleased() if self.board is not None:
@@ -350,7 +343,7 @@ class Channels:
 
     def _put(self, peer: int, queue: Any, fields: tuple[int, ...]) -> None:
         self.heartbeat.enter_queue(peer)
-        queue.put(fields, timeout=QUEUE_TIMEOUT_SECONDS)
+        queue.put(fields, timeout=5.0)
         self.heartbeat.leave_queue()
 
     def _drain(self, peer: int, queue: Any) -> list[tuple[int, int, int, int]]:

@@ -20,8 +20,6 @@ from appo.envs.spec import EnvSpec
 
 log = logging.getLogger(__name__)
 
-WRITE_SECONDS = 3.0  # to write an incident; a disk may hang
-
 
 def declare(topology: Topology, spec: EnvSpec) -> list[Field]:
     """Return the arena fields of all journals."""
@@ -39,10 +37,7 @@ class CrashRecorder:
     """Writes incidents from the journals, in main.
 
     Args:
-        topology: topology of the run.
         arena: shared memory with the journals.
-        incidents: folder for incidents.
-        flags: flags of the environment.
     """
 
     def __init__(self, topology: Topology, arena: Arena, incidents: Path, flags: Mapping[str, object]) -> None:
@@ -60,7 +55,7 @@ class CrashRecorder:
         for index, story in self._found.pop(name, ()):
             ending = Ending(death.ending, death.cause, death.traceback)
             folder = IncidentFolder(self.incidents, name, self.flags)
-            path = within(WRITE_SECONDS, partial(folder.write_of_process, index, ending, story), None)
+            path = within(3.0, partial(folder.write_of_process, index, ending, story), None)
             if path:
                 log.info("%s: what led to it is in %s", death.cause, path)
         for memory in self._memories(name):

@@ -11,37 +11,30 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
-from appo.algorithms.runtime.messages import Message
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.utils.errors import PACKAGE, ResourceError, UsageError
 from appo.utils.system import machine
 from appo.utils.system.signal_watch import QUIET
 from appo.utils.values import shown
 
-Outbox = Callable[[Message], None]
-
 StartMethod = Literal["spawn", "forkserver"]
-
 POLL_SECONDS = 0.1
 END_SECONDS = 0.5  # for the kernel to end a killed process, unless the process waits for a disk
 MOST_BELLS = 150  # of a forked process: the server passes at most 251 descriptors, some for queues
 ANSWER_SECONDS = 120.0  # loading torch takes a few seconds, and many times longer from a slow disk
-
 LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")  # bytes: the kernel takes 107 for a socket
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (mkdtemp makes a folder of its own in it)
-
 ORIGINAL_FOLDER: str = getattr(multiprocessing.process, "ORIGINAL_DIR", None) or ""
 """Working directory at the start of the program; the path of the main script is relative to the directory."""
 
 ORIGINAL_PATH, MAIN_PID = "APPO_ORIGINAL_PYTHONPATH", "APPO_MAIN_PID"
-
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 

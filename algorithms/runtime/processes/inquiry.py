@@ -36,7 +36,6 @@ class Inquiry:
     Args:
         target: function of the process, called as `target(pipe, log_path, *arguments)`.
         arguments: further arguments of `target`.
-        log_path: path of the process's log.
         method: start method; a spawned process need not wait until the fork server has loaded modules.
         signals: signals, checked while waiting.
         janitor: janitor, which kills the group if main is killed.

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 if __name__ == "__main__":  # a script without packages
@@ -28,7 +27,6 @@ else:
 
 JOIN_SECONDS = 3.0
 LOOK_SECONDS = 0.25
-LOOK_COST = 200  # times the duration of a look until the next
 STARTED = float(sys.argv[1]) if __name__ == "__main__" else time.time()  # start of main, in seconds since 1970
 
 
@@ -36,21 +34,15 @@ def kill_group(group: int) -> None:
     """Kill all processes of a group, if any, and unlink their shared memory."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGSTOP)  # keeps the mapped files unchanged
-        names = abandoned_by(group)
+        ours, others = set[str](), set[str]()
+        for pid, process in strays.processes().items():
+            (ours if process.group == group else others).update(strays.mapped_by(pid))
+        paths = {strays.SHARED_MEMORY + name for name in ours - others}
+        abandoned = {path for path in paths if os.path.exists(path) and os.stat(path).st_ctime >= STARTED}
         os.killpg(group, signal.SIGKILL)
-        for name in names:
+        for path in abandoned:
             with contextlib.suppress(OSError):
-                os.unlink(name)
-
-
-def abandoned_by(group: int) -> set[str]:
-    """Return files in /dev/shm that only the group has mapped, and that are not older than the run."""
-    ours: set[str] = set()
-    others: set[str] = set()
-    for pid, process in strays.processes().items():
-        (ours if process.group == group else others).update(strays.mapped_by(pid))
-    paths = {strays.SHARED_MEMORY + name for name in ours - others}
-    return {path for path in paths if os.path.exists(path) and os.stat(path).st_ctime >= STARTED}
+                os.unlink(path)
 
 
 class Janitor:
@@ -77,25 +69,22 @@ class Janitor:
             command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
         )
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # the process may be stopped
+        self._pipe = self._process.stdin
+        os.set_blocking(self._pipe.fileno(), False)  # the process may be stopped
         for thing in self._things:
             self._send("+", thing)
 
     def revive(self) -> None:
         """Restart the process if it was killed."""
         if self._process.poll() is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+            self._pipe.close()
             self._start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
+    def __exit__(self, *exception: object) -> None:
         for thing in self._things:
             if isinstance(thing, Path):  # main removes directories itself
                 self._send("-", thing)
-        self._process.stdin.close()
+        self._pipe.close()
         try:
             self._process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -114,10 +103,8 @@ class Janitor:
         self._send("-", group)
 
     def _send(self, sign: str, thing: int | Path) -> None:
-        assert self._process.stdin is not None
-        line = f"{sign}{thing}\n".encode()
         try:
-            os.write(self._process.stdin.fileno(), line)  # a short line is written whole or not at all
+            os.write(self._pipe.fileno(), f"{sign}{thing}\n".encode())  # a short line is written whole or not at all
         except BrokenPipeError:  # killed: `revive` sends all lines again
             return
         except BlockingIOError:  # stopped for a thousand lines
@@ -151,7 +138,7 @@ class _Watch:
         began = time.process_time()  # not wall time: on a busy machine looks must not become rare
         table = strays.processes()
         self.memory.look(table, self.strays.look(table))
-        return max(LOOK_SECONDS, LOOK_COST * (time.process_time() - began))
+        return max(LOOK_SECONDS, 200 * (time.process_time() - began))
 
     def clean_up(self) -> None:
         """Kill the remaining processes and remove the remaining files."""

@@ -76,9 +76,6 @@ class Processes:
     """Workers in separate processes.
 
     Args:
-        supervisor: supervisor of the processes.
-        topology: topology of the run.
-        stalls: check for stalls.
         launch: function that starts the process of a name and generation through the supervisor.
         signals: signals, checked while waiting.
         most_at_once: number of processes that may create environments at once at the start; 0: all.

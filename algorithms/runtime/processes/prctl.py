@@ -16,11 +16,8 @@ With longer turns an actor, with a tenth of the learner's weight, would wait for
 programs.
 """
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _SCHED_CALLS = {"x86_64": (315, 314), "aarch64": (275, 274)}  # sched_getattr and sched_setattr, missing in libc
 _SCHED_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr: the first field is the size, the sixth the turn
-
 server_pid: int | None = None
 """Pid of the fork server, in the server and its children."""
 
@@ -32,7 +29,7 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         parent_pid: expected parent. The kernel sends no signal for a parent already dead. If the parent has changed,
             the process kills itself.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -47,7 +44,7 @@ def adopt_orphans(*, yes: bool = True) -> None:
 
     The parent must reap the orphans, or the orphans stay zombies.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+    ctypes.CDLL(None).prctl(36, int(yes), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def die_earlier(score: int) -> None:

@@ -33,10 +33,6 @@ from appo.utils.system.cgroups import KernelKills
 from appo.utils.system.signal_watch import QUIET
 from appo.utils.tracebacks import format_error, traceback_of
 
-IDLE_SECONDS = 0.2
-REPORT_LINES = 200
-STACK_LINES = 60
-STACK_SECONDS = 1.0
 LOST = 255  # multiprocessing's exit code of a child whose fork server has ended
 
 
@@ -45,12 +41,8 @@ class ProcessPlan:
     """The settings of a process at its start.
 
     Attributes:
-        name: unique name in the run.
-        row: row of the heartbeat.
         workers: addresses of the workers in the process.
         links: doorbells and queues; None if all workers are in main.
-        arena: shared memory.
-        log_path: path of the log.
         niceness: niceness relative to main.
         cores: cores to which the process is pinned; empty: not pinned.
         threads: number of threads of numeric libraries.
@@ -122,7 +114,6 @@ def failure_of(name: str, error: BaseException) -> WorkerFailed:
 
 
 kernel_kills = KernelKills()
-
 OF_SIGKILL = {
     True: ": out of memory (the kernel's count of such kills rose)",
     False: ", not by the kernel's out-of-memory killer",
@@ -143,7 +134,7 @@ def cause_of_death(name: str, exit_code: int | None) -> str:
 
 def crash_report(log_path: Path) -> str:
     """Return the Python stacks of a crash in C code from the end of a log; empty without a crash."""
-    lines = tail(log_path, REPORT_LINES)
+    lines = tail(log_path, 200)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""
 
@@ -153,14 +144,14 @@ def stack_of(process: BaseProcess, log_path: Path) -> str:
     before = size = log_path.stat().st_size if log_path.exists() else 0
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid or 0, signal.SIGUSR1)
-    deadline = time.monotonic() + STACK_SECONDS
+    deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:  # the dump has ended when the file has stopped growing
         multiprocessing.connection.wait([process.sentinel], 0.05)
         grown = log_path.stat().st_size if log_path.exists() else 0
         if grown > before and grown == size:
             break
         size = grown
-    return "\n".join(tail(log_path, STACK_LINES)) + "\n"
+    return "\n".join(tail(log_path, 60)) + "\n"
 
 
 def isolate(name: str, log_path: Path, *, leads_group: bool, log_level: str = "INFO") -> None:
@@ -233,7 +224,7 @@ def _loop(node: Node, channels: Channels, heartbeat: Heartbeat, timekeeper: Time
     busy = False
     while True:
         heartbeat.beat(Activity.WORKING if busy else Activity.WAITING)
-        for message in channels.receive(0.0 if busy else IDLE_SECONDS):
+        for message in channels.receive(0.0 if busy else 0.2):
             if isinstance(message, Begin):
                 timekeeper.begin()
             if isinstance(message, Stop):

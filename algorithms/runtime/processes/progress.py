@@ -20,13 +20,7 @@ COLLECTED, TRAJECTORIES = NOTED.index("collected"), NOTED.index("trajectories")
 
 
 class Progress:
-    """The work done so far, read from the arena.
-
-    Args:
-        topology: topology of the run.
-        arena: shared memory of the run.
-        trajectories: arrays of trajectories in the arena.
-    """
+    """The work done so far, read from the arena."""
 
     def __init__(self, topology: Topology, arena: Arena, trajectories: Trajectories) -> None:
         self.topology, self.trajectories, self.mailboxes = topology, trajectories, Mailboxes(arena)

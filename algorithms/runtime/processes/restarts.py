@@ -15,7 +15,6 @@ MAX_IDLE_DEATHS = 8
 MAX_FAULTS = 3
 MAX_FIRST_RESETS = 3  # after the first start
 SETTLED_SECONDS = 60.0
-SILENT_SECONDS = 20.0  # a waiting process beats five times a second, unless it lacks a core
 QUEUE_SECONDS = 2.0  # a process leaves a queue within microseconds, unless the peer died inside ...
 QUEUE_PATIENCE_SECONDS = 5.0  # ... or the process in the queue lacks a core
 REVIVAL_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -202,7 +201,8 @@ class Limits:
         if is_actor and activity is Activity.WORKING:
             return self.step_seconds
         if is_actor and activity is Activity.WAITING:  # a stopped fork server cannot report a death
-            return min(max(self.step_seconds, SILENT_SECONDS), self.work_seconds)
+            # A waiting process beats five times a second, unless it lacks a core.
+            return min(max(self.step_seconds, 20.0), self.work_seconds)
         return self.work_seconds
 
     def hang(self, name: str, pulse: Pulse, now: float, *, is_actor: bool) -> Death | None:

@@ -100,7 +100,6 @@ class StallWatch:
     """Checks a run for stalls.
 
     Args:
-        progress: progress of the run.
         grows: function that returns the growing number.
         patience_seconds: shortest stall that ends a run.
     """
@@ -110,8 +109,7 @@ class StallWatch:
     ) -> None:
         self.progress, self.grows = progress, grows
         self.stall = Stall(patience_seconds)
-        self._due = 0.0
-        self._deaths = 0
+        self._due, self._deaths = 0.0, 0
 
     def look(self, supervisor: Supervisor, now: float) -> None:
         """Log the waiting processes if nothing has been trained for a while.

@@ -18,11 +18,8 @@ SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (where others leave theirs, not we our
 OF_GAMES = re.compile("ViZDoom")
 """Prefix of names in /dev/shm that always belong to a game."""
 
-UNMAPPED_SECONDS = 2.0  # longer than a game needs from creating a name to mapping the file
 SWEEP_AGE_SECONDS = 10.0  # age of an unmapped name of a game before removal
-LONGEST_PAUSE_LOOKS = 256  # between two searches for the owner of a name
 MOST_ROUNDS, ROUND_SECONDS = 20, 0.05  # of killing: a process may start children before it is killed
-SPARED = b"resource_tracker"  # of multiprocessing, which ends by itself after cleaning up
 
 
 class Process(NamedTuple):
@@ -103,7 +100,8 @@ class Strays:
             self._descend(children, root, leader, below)
         below |= dict.fromkeys(roots.keys() - self.leaders - self._known.keys() - set(self._roots), 0)
         for pid, leader in below.items():
-            if table[pid].group not in self.leaders and SPARED not in _read(pid, "cmdline"):
+            # multiprocessing's resource tracker ends by itself after cleaning up.
+            if table[pid].group not in self.leaders and b"resource_tracker" not in _read(pid, "cmdline"):
                 self._known.setdefault(pid, (table[pid].started, leader))
         return {*below, *self._known, *(one.pid for one in table.values() if one.group in self.leaders)}
 
@@ -119,7 +117,9 @@ class Strays:
         """Yield children of the fork server in a foreign session: orphans of actors."""
         server = self._server
         if server is None or not _is_same(table.get(server.pid), server.started):
-            server = self._server = next(filter(_is_fork_server, children.get(self.main, ())), None)
+            of_main = children.get(self.main, ())
+            servers = (one for one in of_main if b"multiprocessing.forkserver" in _read(one.pid, "cmdline"))
+            server = self._server = next(servers, None)
         if server is not None and any(table[pid].parent == server.pid for pid in self.leaders & table.keys()):
             self._adopts = True
         for child in children.get(server.pid, ()) if server is not None and self._adopts else ():
@@ -149,10 +149,6 @@ class Strays:
 
 def _is_same(one: Process | None, started: int) -> bool:
     return one is not None and one.started == started
-
-
-def _is_fork_server(one: Process) -> bool:
-    return b"multiprocessing.forkserver" in _read(one.pid, "cmdline")
 
 
 class SharedMemory:
@@ -194,7 +190,7 @@ class SharedMemory:
         if name in self._owners or (at < self.since and not OF_GAMES.match(name)):
             return False
         left, pause = self._turns.get((name, inode), (0, 1))
-        self._turns[name, inode] = (left - 1, pause) if left else (pause, min(2 * pause, LONGEST_PAUSE_LOOKS))
+        self._turns[name, inode] = (left - 1, pause) if left else (pause, min(2 * pause, 256))
         return left == 0
 
     def remove(self, names: Iterable[str]) -> None:
@@ -210,7 +206,7 @@ class SharedMemory:
 
     def remove_orphaned(self) -> None:
         """Remove unmapped names with recorded owners, and unmapped names of games created during the run."""
-        begin, end = self.since, time.time() - UNMAPPED_SECONDS
+        begin, end = self.since, time.time() - 2.0  # a game needs less from creating a name to mapping the file
         self.remove(
             [*self._owners, *(name for name, (_, at) in _names() if OF_GAMES.match(name) and begin <= at < end)]
         )

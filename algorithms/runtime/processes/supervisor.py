@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
@@ -53,8 +52,6 @@ from appo.utils.errors import AppoError
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 1.0
-EXIT_CODE_SECONDS = 0.5
-PAUSE_SECONDS = 1.0
 LOOK_SECONDS = 3.0  # to read a log; a disk may hang
 
 
@@ -71,11 +68,6 @@ class Seat:
     """A process of the run and its seat; a restart gets the next generation.
 
     Attributes:
-        plan: settings of the process.
-        process: the process.
-        postbox: messages to and from the process.
-        heartbeat: heartbeat of the process.
-        started: time of the start, monotonic seconds.
         work_before: units of work of earlier processes in the seat; None until the process is ready.
     """
 
@@ -83,7 +75,7 @@ class Seat:
     process: BaseProcess
     postbox: Postbox
     heartbeat: Heartbeat
-    started: float
+    started: float  # monotonic seconds
     work_before: int | None = None
 
     def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
@@ -97,7 +89,7 @@ class Seat:
                 return Death(f"{name}: {message.reason}", own_fault=False, retired=True)
         if not ended:
             return None
-        self.process.join(EXIT_CODE_SECONDS)
+        self.process.join(0.5)
         code = self.process.exitcode
         from_outside = code in (None, LOST, -signal.SIGKILL)
         report = within(LOOK_SECONDS, partial(crash_report, self.plan.log_path), "")
@@ -123,7 +115,6 @@ class Supervisor:
     """Starts, restarts and ends processes, and passes messages between processes and main.
 
     Args:
-        links: doorbells and queues of all processes.
         janitor: janitor, which receives all process groups.
         limits: limits of a process's activities.
         launch: function that starts the process of a name and generation through `start`.
@@ -135,7 +126,6 @@ class Supervisor:
         begun: whether all processes were ready once; an earlier failure ends the run, except a few of actors.
         due: monotonic times of the restarts of empty seats.
         deaths: number of deaths so far, without retirements.
-        last_death: latest death.
     """
 
     def __init__(
@@ -191,7 +181,10 @@ class Supervisor:
         # Until the next restart at most.
         patience = max(0.0, min([timeout_seconds, *(due - time.monotonic() for due in self.due.values())]))
         ready = set(multiprocessing.connection.wait(waiting, patience))
-        self._note_pause(timeout_seconds)
+        now = time.monotonic()
+        if now - self._polled > timeout_seconds + 1.0:  # main paused: a sleeping laptop, a stopped run
+            self._resumed = now
+        self._polled = now
         self.janitor.revive()
         for seat in seats:
             seat.postbox.flush()
@@ -222,8 +215,9 @@ class Supervisor:
         running = dict.fromkeys(names)
         while running and (left := deadline - time.monotonic()) > 0:
             seats = {name: self.seats[name] for name in running}
-            waiting = [w for p in seats.values() for w in (p.postbox.pipe, p.process.sentinel) if not _closed(w)]
-            ready = set(multiprocessing.connection.wait(waiting, min(left, 0.1)))
+            pipes = [seat.postbox.pipe for seat in seats.values() if not seat.postbox.pipe.closed]
+            sentinels = [seat.process.sentinel for seat in seats.values()]
+            ready = set(multiprocessing.connection.wait([*pipes, *sentinels], min(left, 0.1)))
             for name, seat in seats.items():
                 seat.postbox.flush()
                 for message in seat.postbox.take():
@@ -256,8 +250,7 @@ class Supervisor:
         if hang is None:
             return None
         self._recorder.look(seat.plan.name)  # before the request for stacks interrupts the process
-        look = partial(stack_of, seat.process, seat.plan.log_path)
-        return replace(hang, traceback=within(LOOK_SECONDS, look, ""))
+        return replace(hang, traceback=within(LOOK_SECONDS, partial(stack_of, seat.process, seat.plan.log_path), ""))
 
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Replace a queue whose mutex a dead process holds; kill both ends, and return the death of `seat`."""
@@ -323,13 +316,6 @@ class Supervisor:
             for bell in self.links.bells.values():
                 bell.ring()
 
-    def _note_pause(self, timeout_seconds: float) -> None:
-        """Restart all times after a pause of main (a sleeping laptop, a stopped run)."""
-        now = time.monotonic()
-        if now - self._polled > timeout_seconds + PAUSE_SECONDS:
-            self._resumed = now
-        self._polled = now
-
 
 def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
     """Return whether a process died with the mutex of a queue locked, by the processes and seconds in the queue."""
@@ -342,7 +328,3 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
 def _other_end(seat: Seat, peer: int) -> str:
     """Return the process at the far end of the queue to a peer: a queue connects an actor and a learner."""
     return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
-
-
-def _closed(waitable: object) -> bool:
-    return isinstance(waitable, Connection) and waitable.closed

@@ -4,22 +4,17 @@ from appo.algorithms.runtime.messages import TimeReport
 from appo.utils.system.usage import Descendants
 from appo.utils.timing import ENV, PHASES, clock
 
-REPORT_NS = 1_000_000_000
-
 
 class Timekeeper:
     """Reads the clock of the process once a second.
 
     Args:
-        process: name of the process.
-        role: role of the first worker.
         runs_environments: whether child processes, such as games, do the work of environments.
     """
 
     def __init__(self, process: str, role: str, *, runs_environments: bool) -> None:
         self.process, self.role = process, role
         self._children = Descendants() if runs_environments else None
-        self._children_before = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -30,7 +25,7 @@ class Timekeeper:
 
     def due(self) -> bool:
         """Return whether the last report is a second old."""
-        return clock.entered_ns - self._reported_ns >= REPORT_NS
+        return clock.entered_ns - self._reported_ns >= 1_000_000_000
 
     def report(self) -> TimeReport:
         """Return the time per phase since `begin`."""

@@ -1,6 +1,5 @@
 """The actor worker: steps the groups whose actions have arrived."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.callbacks import Hooks
 
 
-log = logging.getLogger(__name__)
-
-
 REPORT_SECONDS = 1.0
 
 
@@ -36,11 +32,8 @@ class ActorWorker:
     """Steps groups of environments; independent of policies and processes.
 
     Args:
-        address: address of this worker.
-        groups: groups to step.
         pause_seconds: pause after the first trajectories, which makes actors hand over at different times.
         leaks: check, once a second, whether another actor should replace this one; None: no check.
-        hooks: callbacks of the run; None without callbacks.
     """
 
     def __init__(

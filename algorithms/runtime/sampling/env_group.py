@@ -36,9 +36,7 @@ from appo.utils.failpoints import failpoint
 from appo.utils.timing import ENV, FRAMEWORK, clock
 
 COUNTS = ("collected", "reset_rows", "trajectories", "sent", "released", "rebuilds")
-
 NOTED = (*COUNTS, "episodes")  # as `Trajectories.group_counts` has them
-
 Outgoing = ActionRequest | TrajectoryReady | EpisodesDone | MatchResults | OpponentsReleased | Wake
 
 
@@ -48,7 +46,6 @@ class GroupPlan:
 
     Attributes:
         index: number of the group in the run.
-        slots: slots of the group.
         start: first step of the first trajectory, which spreads the completion of slots evenly over groups.
         num_policies: number of policies to draw from.
         num_past: number of past versions among the policies, at the end; no learner trains on their steps.
@@ -98,9 +95,6 @@ class _StepViews:
     out: StepRow
 
 
-MakeMatchmaker = Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker]
-
-
 def only_policy(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) -> Matchmaker:
     """Return the matchmaker of a run with one policy."""
     return Matchmaker()
@@ -110,9 +104,7 @@ class EnvGroup:
     """Steps the environments of one group, and tracks their slot and step.
 
     Args:
-        plan: settings of the group.
         envs: environments of the group.
-        trajectories, finals: shared arrays.
         seeds: seeds of the environments and of the draw of policies.
         make_matchmaker: maker of the matchmaker, with several policies.
 
@@ -131,7 +123,7 @@ class EnvGroup:
         trajectories: Trajectories,
         finals: FinalObservations,
         seeds: np.random.SeedSequence,
-        make_matchmaker: MakeMatchmaker = only_policy,
+        make_matchmaker: Callable[[GroupPlan, GroupEnv, np.random.Generator], Matchmaker] = only_policy,
     ) -> None:
         self.plan, self.envs, self.trajectories = plan, envs, trajectories
         env_seeds, policy_seeds = seeds.spawn(2)
@@ -154,7 +146,8 @@ class EnvGroup:
         *counts, self.episodes.count = self._counts[: len(NOTED)].tolist()
         self.totals = dict(zip(COUNTS, counts, strict=True))
         self._rebuilds_before = self.totals["rebuilds"]
-        self.totals["released"] = self.totals["sent"] - sum(1 for _ in self._repeat_hand_overs())
+        repeated = sum(1 for _ in handed_over(trajectories, plan.slots, plan.generation))
+        self.totals["released"] = self.totals["sent"] - repeated
         carried = trajectories.first[plan.slots[0], 0]
         self._carry_obs = {key: np.empty_like(a[plan.slots[0], 0]) for key, a in trajectories.obs.items()}
         self._carry_first = np.ones_like(carried)
@@ -166,7 +159,7 @@ class EnvGroup:
         Hand-overs of an actor that died in this place are repeated, because their messages may be lost.
         """
         self._begun = True
-        yield from self._repeat_hand_overs()
+        yield from handed_over(self.trajectories, self.plan.slots, self.plan.generation)
         yield from self._begin_trajectory()
 
     def reset(self) -> None:
@@ -312,7 +305,8 @@ class EnvGroup:
         if self.plan.keep:
             self.free.append(slot)
         else:
-            policies = self._policies_of(slot)
+            acted = np.unique(t.policy_id[slot, :end]).tolist() if self.plan.num_policies > 1 else [0]
+            policies = [policy for policy in acted if policy < self.plan.num_policies - self.plan.num_past]
             self.totals["sent"] += len(policies)
             taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
             t.taker[slot] = taker
@@ -335,15 +329,6 @@ class EnvGroup:
         """Store the totals for the next actor in this place."""
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
-
-    def _repeat_hand_overs(self) -> Iterator[TrajectoryReady]:
-        return handed_over(self.trajectories, self.plan.slots, self.plan.generation)
-
-    def _policies_of(self, slot: int) -> list[int]:
-        if self.plan.num_policies == 1:
-            return [0]
-        learning = self.plan.num_policies - self.plan.num_past
-        return [int(p) for p in np.unique(self.trajectories.policy_id[slot, : self.rollout]) if p < learning]
 
     def _shape(self, reward: Array, step: int) -> None:
         if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.runtime.devices import Device
-from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
-from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Rows
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, HostEngine, Rows
 from appo.utils.timing import COPYING, INFERENCE, clock
 
 log = logging.getLogger(__name__)
@@ -53,28 +52,20 @@ class _Bucket:
     run: Callable[[], None]
 
 
-class GpuEngine:
+class GpuEngine(HostEngine):
     """Runs a batch of rows by a captured forward pass of the next larger size, sampling included.
 
     Rows are copied from their slots to the device directly, in one copy per request and field. Padding rows use a spare
     state row. Recurrent states stay on the device. All recorded fields return in one copy, as float32.
-
-    Args:
-        policy: policy that acts.
-        plan: settings of the policy worker.
-        trajectories: shared arrays.
-        device: device of the policy.
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories, device: Device) -> None:
-        self.policy, self.trajectories, self.device = policy, trajectories, device
+        super().__init__(policy, plan, trajectories)
+        self.device = device
         groups, rows = plan.num_groups, trajectories.valid.shape[2]
         self.states = torch.zeros(groups * rows + 1, policy.rnn_state_size, device=plan.device)
         self.live_state = self.states[:-1].view(groups, rows, policy.rnn_state_size)
         self.state_indices = np.arange(groups * rows).reshape(groups, rows)
-        self.obs = {key: torch.from_numpy(a) for key, a in trajectories.obs.items()}
-        self.first = torch.from_numpy(trajectories.first)
-        self.fields = {"action": trajectories.action, **trajectories.recorded}
         self.sizes = bucket_sizes(groups * rows)
         self.capturable = True
         # by size and by source of random numbers, which a captured pass keeps for ever
@@ -94,7 +85,11 @@ class GpuEngine:
         bucket.host_said.copy_(bucket.said, non_blocking=True)
         self.device.mark().synchronize()
         clock.enter(COPYING)
-        self._store(bucket, rows, bucket.host_said[:count].numpy())
+        said, start = bucket.host_said[:count].numpy(), 0
+        for name, shape in bucket.said_shapes.items():
+            end = start + math.prod(shape)
+            self.fields[name][rows.at] = said[:, start:end].reshape(rows.lead + shape)
+            start = end
 
     def fast(self, random: Random) -> FastPolicy | None:
         """Return None: no engine is faster than a captured pass."""
@@ -113,14 +108,6 @@ class GpuEngine:
         bucket.host_state_index[:count] = torch.from_numpy(self.state_indices[rows.state].reshape(-1))
         bucket.host_state_index[count:] = len(self.states) - 1
         bucket.state_index.copy_(bucket.host_state_index, non_blocking=True)
-
-    def _store(self, bucket: _Bucket, rows: Rows, said: Array) -> None:
-        """Write recorded fields [N, W] into the slots."""
-        start = 0
-        for name, shape in bucket.said_shapes.items():
-            end = start + math.prod(shape)
-            self.fields[name][rows.at] = said[:, start:end].reshape(rows.lead + shape)
-            start = end
 
     def _make_bucket(self, size: int, random: Random) -> _Bucket:
         """Allocate the buffers of a size, run its pass on spare rows, and capture the pass."""

@@ -9,12 +9,7 @@ from appo.utils.system.memory import held_bytes
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-
 SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
-
-LEAST_SECONDS = 5.0  # looks once a second may miss the end of an episode
-
-MOST_PATIENCE = 8
 
 
 class LeakWatch:
@@ -34,7 +29,7 @@ class LeakWatch:
 
     def __init__(self, most_bytes: int, flag: str, lives_before: int = 0) -> None:
         self.most_bytes, self.flag = most_bytes, flag
-        self.patience = min(1 + lives_before, MOST_PATIENCE)
+        self.patience = min(1 + lives_before, 8)
         self._warm_ups = 0
         self._bytes_before: int | None = None
         self._begun = 0.0  # growing, monotonic seconds
@@ -65,7 +60,8 @@ class LeakWatch:
         since, grown_then = self._passed
         if grown - grown_then > SHARE_OF_LIMIT * self.patience * self.most_bytes:
             return True
-        if now - since >= max(LEAST_SECONDS, SHARE_OF_LIFE * self.patience * (since - self._begun)):
+        # Looks once a second may miss the end of an episode.
+        if now - since >= max(5.0, SHARE_OF_LIFE * self.patience * (since - self._begun)):
             self._warm_ups += 1
             self._bytes_before, self._begun, self._passed = (self._bytes_before or 0) + grown, now, None
             log.info("its memory has grown by %d MiB (%s) and grows no more: no leak", grown // MIB, self.flag)

@@ -1,9 +1,8 @@
 """The policy worker: answers all waiting requests with one forward pass."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +18,12 @@ from appo.envs.spec import EnvSpec
 from appo.utils.failpoints import failpoint
 from appo.utils.timing import COPYING, FRAMEWORK, INFERENCE, clock
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class ActingPlan:
     """The settings of a policy worker.
 
     Attributes:
-        spec: spaces of the environment.
         num_groups: groups of the whole run.
         recurrence: steps of a BPTT segment; the recurrent state is recorded before each.
         num_policies: policies that may act in one group.
@@ -67,35 +63,15 @@ class Rows:
         return list(zip(slots, steps, strict=True))
 
 
-class Engine(Protocol):
-    """Runs forward passes of a policy on rows of the slots.
-
-    Attributes:
-        policy: policy that acts.
-        live_state: recurrent state [G, R, H] of every group of the run, on the device.
-    """
-
-    policy: Policy
-    live_state: Tensor
-
-    def run(self, rows: Rows, random: Any) -> None:
-        """Act in these rows: fill their recorded fields, and update their recurrent state."""
-
-    def fast(self, random: Any) -> FastPolicy | None:
-        """Make a cheaper engine for whole groups; None without one."""
-
-
 class HostEngine:
     """Gathers the rows, acts, and scatters the recorded fields; works on a device too, slowly.
 
-    Args:
-        policy: policy that acts.
-        plan: settings of the policy worker.
-        trajectories: shared arrays.
+    Attributes:
+        live_state: recurrent state [G, R, H] of every group of the run, on the device.
     """
 
     def __init__(self, policy: Policy, plan: ActingPlan, trajectories: Trajectories) -> None:
-        self.policy, self.trajectories, self.device = policy, trajectories, plan.device
+        self.policy, self.trajectories, self.plan = policy, trajectories, plan
         num_rows = trajectories.valid.shape[2]
         self.live_state = torch.zeros(plan.num_groups, num_rows, policy.rnn_state_size, device=plan.device)
         self.numbers = torch.arange(plan.num_groups * num_rows, device=plan.device).view(plan.num_groups, num_rows)
@@ -106,7 +82,7 @@ class HostEngine:
 
     @torch.inference_mode()
     def run(self, rows: Rows, random: Any) -> None:
-        """Gather K x R rows, make one forward pass, scatter its outputs."""
+        """Act in K x R rows: gather them, make one forward pass, scatter its outputs; update the recurrent state."""
         obs = {key: self._gather(a, rows) for key, a in self.obs.items()}
         state = self.live_state[rows.state].flatten(0, len(rows.lead) - 1)
         one_group = isinstance(rows.state, int)
@@ -122,12 +98,12 @@ class HostEngine:
             self.fields[name][rows.at] = array if one_group else array.reshape(rows.lead + value.shape[1:])
 
     def fast(self, random: Any) -> FastPolicy | None:
-        """Return the policy's twin without torch."""
+        """Return a cheaper engine for whole groups, the policy's twin without torch; None without one."""
         return self.policy.fast(self.trajectories, random)
 
     def _gather(self, tensor: Tensor, rows: Rows) -> Tensor:
         """Return the rows of a field, [N, ...] on the device of the policy."""
-        return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.device)
+        return tensor[rows.at].flatten(0, len(rows.lead) - 1).to(self.plan.device)
 
 
 class Chance(NamedTuple):
@@ -147,17 +123,15 @@ class PolicyWorker:
 
     Args:
         address: address of this worker; the index is the policy.
-        plan: settings.
         engine: engine of the forward passes.
         ring: ring of the weights published by the learner.
-        trajectories, finals: shared arrays.
     """
 
     def __init__(
         self,
         address: Address,
         plan: ActingPlan,
-        engine: Engine,
+        engine: HostEngine,
         ring: WeightRing,
         trajectories: Trajectories,
         finals: FinalObservations,

@@ -5,14 +5,12 @@ import logging
 import numpy as np
 
 from appo.algorithms.models.flat_module import FlatModule
-from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.weights import WeightRing, checksum
 from appo.utils.errors import ResourceError
 
 log = logging.getLogger(__name__)
 
 LOAD_ATTEMPTS = 3
-
 DAMAGED_VERSIONS = 3
 """Damaged versions in a row before a worker fails."""
 
@@ -27,7 +25,6 @@ class WeightReader:
 
     Args:
         ring: ring of published weights.
-        flat: model.
 
     Attributes:
         version: version of the weights in the model; 0 before the first.
@@ -47,36 +44,29 @@ class WeightReader:
         """
         newest, weights = self.ring.fetch(self.version)
         if weights is not None:
-            self._load(newest, weights)
-        elif self.ring.published != self.version and (damaged := self.ring.damaged()) is not None:
-            self._miss(damaged)
+            for _ in range(LOAD_ATTEMPTS):
+                self.flat.load(weights)
+                # Every load is read back on a CPU, one in `PROVED_LOADS` elsewhere.
+                if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
+                    self._loads += 1
+                    self._damaged.clear()
+                    self.version = newest
+                    return newest
+            raise ResourceError(
+                f"the weights of version {newest} do not reach the model on {self.flat.flat.device}: in"
+                f" {LOAD_ATTEMPTS} attempts their checksum was another one"
+            )
+        if self.ring.published != self.version and (damaged := self.ring.damaged()) is not None:
+            if damaged not in self._damaged:  # may be chance
+                self._damaged.append(damaged)
+                log.warning("the weights of version %d are damaged; version %d acts on", damaged, self.version)
+            if not self.version or len(self._damaged) > DAMAGED_VERSIONS:
+                raise ResourceError(
+                    f"the weights of version {damaged} are damaged where all processes share them: their checksum is"
+                    " not the one they were published with"
+                )
         return self.version
-
-    def _load(self, version: int, weights: Array) -> None:
-        """Load weights, and read back every load on a CPU, one in `PROVED_LOADS` elsewhere."""
-        for _ in range(LOAD_ATTEMPTS):
-            self.flat.load(weights)
-            if self._loads % self._proved_loads or self._checksum_loaded() == checksum(weights):
-                self._loads += 1
-                self._damaged.clear()
-                self.version = version
-                return
-        raise ResourceError(
-            f"the weights of version {version} do not reach the model on {self.flat.flat.device}: in {LOAD_ATTEMPTS}"
-            " attempts their checksum was another one"
-        )
 
     def _checksum_loaded(self) -> int:
         read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
         return checksum(read_back)
-
-    def _miss(self, version: int) -> None:
-        """Keep the present weights, as long as the damage can be chance."""
-        if version not in self._damaged:
-            self._damaged.append(version)
-            log.warning("the weights of version %d are damaged; version %d acts on", version, self.version)
-        if not self.version or len(self._damaged) > DAMAGED_VERSIONS:
-            raise ResourceError(
-                f"the weights of version {version} are damaged where all processes share them: their checksum is not"
-                " the one they were published with"
-            )

@@ -15,7 +15,7 @@ from appo.algorithms.apex.learner import TARGET, ApexLearner
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import QNetwork, build_q_network
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from tests.unit.models.cases import CATEGORICAL, config_of, env_spec_of
@@ -316,7 +316,7 @@ def test_images_are_computed_in_bf16_and_values_in_float32(dueling: bool) -> Non
         policy = APEX().make_policy(context, acting)
         said, _ = policy.act({"obs": images[0]}, first, none, None, None)
         values.append(said["q_max"])
-        learner = APEX().make_learner(context, flat, HostDevice())
+        learner = APEX().make_learner(context, flat, Device())
         assert isinstance(learner, ApexLearner)
         errors.append(learn(learner, batch))
         weights.append(flat.flat.clone())

@@ -16,7 +16,7 @@ from appo.algorithms.models.q_network import build_q_network
 from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import COMPARE_EVERY
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
 from tests.unit.apex.test_learner import BRANCHES, MASKED, SIZE, SPEC, batch_of, learn
@@ -120,7 +120,7 @@ def test_what_it_does_not_know_is_torchs(spec: EnvSpec, flags: dict[str, Any]) -
 @pytest.mark.parametrize(("spec", "stands"), [(SPEC, True), (MASKED, False)])
 def test_a_run_has_it_unless_there_are_masks(spec: EnvSpec, stands: bool) -> None:
     context = Context(spec, ApexConfig(rollout=4, batch_size=SIZE), config_of(use_rnn=False), "fp32", "cpu")
-    learner = APEX().make_learner(context, APEX().make_model(context), HostDevice())
+    learner = APEX().make_learner(context, APEX().make_model(context), Device())
     assert isinstance(learner, ApexLearner)
     assert (learner.quick is not None) == stands
 

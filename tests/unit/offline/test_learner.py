@@ -15,7 +15,7 @@ from appo.algorithms.offline.learner import ADVANTAGE_SQUARE, CloningLearner, Ma
 from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
 from appo.utils.errors import UsageError
@@ -173,7 +173,7 @@ def test_rewards_are_scaled_and_clipped_as_those_that_are_played(
     flags = MarwilConfig(input=(str(tmp_path / "set"),), rollout=4, batch_size=4 * 6)
     world = world_of(DATA_SPEC)
     context = Context(DATA_SPEC, flags, ModelConfig(), "fp32", "cpu", reward_scale=scale, reward_clip=clip)
-    source = MARWIL().make_source(context, world.trajectories, SamplingConfig(), HostDevice())
+    source = MARWIL().make_source(context, world.trajectories, SamplingConfig(), Device())
     assert list(source.fill(1)) == []
     batch = source.take()
     assert batch is not None

@@ -10,7 +10,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import learner_worker as module
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
@@ -47,7 +47,7 @@ class TrainedMember:
         self.ring, self.block = memory.ring, memory.block
         self.learner, self.tuned = CountingLearner(), []
         self.columns = columns
-        self.batches = ColumnBatches(HostStaging(world.trajectories), policy, columns, LAG, False, 2)
+        self.batches = ColumnBatches(Staging(world.trajectories), policy, columns, LAG, False, 2)
         plan = TrainingPlan(Budget(10**9), LAG, "cpu", 4, Path("unused"), alone=False)
         self.member = PopulationMember(traits, self.tune, self.batches, self.block)
         self.worker = LearnerWorker(Address("learner", policy), plan, self.learner, self.batches, memory, self.member)

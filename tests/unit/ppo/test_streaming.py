@@ -14,11 +14,11 @@ from appo.algorithms.ppo.learner import PPOLearner
 from appo.algorithms.ppo.streaming import StreamingLearner
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.placement import Sampling, topology_of
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Entered
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import BUFFERS, DeviceStaging
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.slots import Trajectories, sizes_of
 from appo.algorithms.runtime.messages import SlotReleased
 from appo.envs.spec import ObservationSpec
@@ -193,7 +193,7 @@ def test_a_microbatch_that_is_no_part_is_refused(flags: dict[str, object], core:
 
 def source_of(world: World, parts: int, columns: int, *, lockstep: bool = False) -> StreamedBatches:
     t = world.trajectories
-    source = ColumnBatches(HostStaging(t), 0, columns, 100, False, 1, rounds=lockstep)
+    source = ColumnBatches(Staging(t), 0, columns, 100, False, 1, rounds=lockstep)
     return StreamedBatches(source, parts, on_policy=True)
 
 
@@ -306,7 +306,7 @@ def test_memory_does_not_grow_with_the_batch() -> None:
 def test_staging_and_device_hold_two_microbatches() -> None:
     world = one_slot_each()
     t = world.trajectories
-    staging = DeviceStaging(t, HostDevice())
+    staging = DeviceStaging(t, Device())
     device = ColumnBatches(staging, 0, 3, 100, False, 1)
     streamed = StreamedBatches(device, 1000, on_policy=True)
     assert streamed.source is device

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Generator
 
-from appo.algorithms.runtime.devices import CaptureError, HostDevice, HostStream
+from appo.algorithms.runtime.devices import CaptureError, Device, SideStream
 
 
 class LateEvent:
@@ -21,7 +21,7 @@ class LateEvent:
         self.reached = True
 
 
-class LateStream(HostStream):
+class LateStream(SideStream):
     """Copies at once but says so late; notes what it is asked."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class LateStream(HostStream):
         return self.events[-1]
 
 
-class LateDevice(HostDevice):
+class LateDevice(Device):
     """A device with memory of its own, which happens to be the host's."""
 
     is_host = False
@@ -52,7 +52,7 @@ class LateDevice(HostDevice):
         return self.streams[-1]
 
 
-class RecordingDevice(HostDevice):
+class RecordingDevice(Device):
     """Notes what is captured; a capture is not run, and replaying it runs it on the memory it knows.
 
     Args:

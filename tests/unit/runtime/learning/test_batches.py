@@ -6,7 +6,7 @@ import torch
 
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import SPEC, World, columns_in, copy_of, hand_over, number_all, world_of
 
@@ -22,7 +22,7 @@ def numbered_world(**counts: object) -> World:
 def batches_of(
     world: World, columns: int, *, policy: int = 0, max_policy_lag: int = 100, hold: bool = False, num_policies: int = 1
 ) -> ColumnBatches:
-    return ColumnBatches(HostStaging(world.trajectories), policy, columns, max_policy_lag, hold, num_policies)
+    return ColumnBatches(Staging(world.trajectories), policy, columns, max_policy_lag, hold, num_policies)
 
 
 def fill(batches: ColumnBatches, version: int = 1) -> list[SlotReleased]:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import COUNTED, DeviceStaging
 from appo.algorithms.runtime.messages import SlotReleased
@@ -19,9 +19,9 @@ def numbered_world() -> World:
     return world
 
 
-def batches_of(world: World, columns: int, device: HostDevice | None = None, **more: object) -> ColumnBatches:
+def batches_of(world: World, columns: int, device: Device | None = None, **more: object) -> ColumnBatches:
     given = {"max_policy_lag": 100, "hold": False, "num_policies": 1} | more
-    staging = DeviceStaging(world.trajectories, device or HostDevice())
+    staging = DeviceStaging(world.trajectories, device or Device())
     return ColumnBatches(staging, 0, columns, **given)  # type: ignore[arg-type]
 
 

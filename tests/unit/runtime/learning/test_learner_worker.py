@@ -15,7 +15,7 @@ from appo.algorithms.runtime.learning import learner_worker as module
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
 from appo.algorithms.runtime.memory.weights import WeightRing
@@ -103,7 +103,7 @@ class Training:
         limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, "max_skipped_updates": 4, **plan}
         limits["budget"] = Budget(limits.pop("env_steps"), limits.pop("samples"))
         self.learner = CountingLearner()
-        batches = ColumnBatches(HostStaging(world.trajectories), 0, ROWS, limits["max_policy_lag"], False, 1)
+        batches = ColumnBatches(Staging(world.trajectories), 0, ROWS, limits["max_policy_lag"], False, 1)
         plans = TrainingPlan(**limits, device="cpu", incidents=incidents)
         self.worker = LearnerWorker(Address("learner", 0), plans, self.learner, batches, memory)
 

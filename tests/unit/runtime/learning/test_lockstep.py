@@ -4,11 +4,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import BatchCounts
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
-from appo.algorithms.runtime.learning.staging import HostStaging, Staging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
 from tests.unit.runtime.worlds import World, columns_in, copy_of, hand_over, number_all, world_of
@@ -38,7 +38,7 @@ def consume(batches: ColumnBatches, version: int = 1) -> tuple[list[dict[str, np
     return trained, released_after
 
 
-@pytest.mark.parametrize("staging", [HostStaging, lambda trajectories: DeviceStaging(trajectories, HostDevice())])
+@pytest.mark.parametrize("staging", [Staging, lambda trajectories: DeviceStaging(trajectories, Device())])
 @pytest.mark.parametrize("order", list(permutations(range(GROUPS))))
 def test_batches_are_the_same_whoever_comes_first(
     order: tuple[int, ...], staging: Callable[[Trajectories], Staging]
@@ -62,7 +62,7 @@ def test_batches_are_the_same_whoever_comes_first(
 
 def test_a_slot_that_waits_for_its_round_is_counted() -> None:
     world = world_of_groups()
-    batches = ColumnBatches(HostStaging(world.trajectories), 0, 4, 100, True, 1, rounds=True)
+    batches = ColumnBatches(Staging(world.trajectories), 0, 4, 100, True, 1, rounds=True)
     batches.add(hand_over(world, 2))
     assert batches.waiting == 0
     assert batches.counts() == BatchCounts(1, 0, 0, in_flight=ROWS * 4, held=1)

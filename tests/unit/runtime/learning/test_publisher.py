@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.publisher import Publisher
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.weights import WeightRing
@@ -10,7 +10,7 @@ from tests.unit.runtime.devices import LateDevice
 SIZE = 5
 
 
-def publisher_of(device: HostDevice) -> tuple[Publisher, WeightRing]:
+def publisher_of(device: Device) -> tuple[Publisher, WeightRing]:
     ring = WeightRing(Arena.create(WeightRing.declare(0, SIZE)), 0)
     return Publisher(ring, torch.zeros(SIZE), device), ring
 
@@ -21,7 +21,7 @@ def fetched(ring: WeightRing) -> tuple[int, list[float] | None]:
 
 
 def test_on_the_host_it_is_done_at_once() -> None:
-    publisher, ring = publisher_of(HostDevice())
+    publisher, ring = publisher_of(Device())
     for version in (1, 2, 7):
         publisher.flat.fill_(version)
         publisher.publish(version)
@@ -56,8 +56,8 @@ def test_a_version_appears_when_its_copy_is_done_and_training_goes_on_meanwhile(
     assert not publisher.busy
 
 
-@pytest.mark.parametrize("device", [HostDevice(), LateDevice()])
-def test_flushing_waits_for_the_newest(device: HostDevice) -> None:
+@pytest.mark.parametrize("device", [Device(), LateDevice()])
+def test_flushing_waits_for_the_newest(device: Device) -> None:
     publisher, ring = publisher_of(device)
     for version in (1, 2, 3):
         publisher.flat.fill_(version)

@@ -11,7 +11,7 @@ import pytest
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
-from appo.algorithms.runtime.learning.staging import HostStaging
+from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.ownership import (
     LearnerLedger,
@@ -104,7 +104,7 @@ class Run:
         self.send(self.group.begin())
 
     def new_learner(self) -> None:
-        batches = ColumnBatches(HostStaging(self.world.trajectories), 0, self.columns, 20, False, 1)
+        batches = ColumnBatches(Staging(self.world.trajectories), 0, self.columns, 20, False, 1)
         arena, plan = self.world.arena, TrainingPlan(Budget(10**9), 20, "cpu", 50, Path("unused"))
         memory = LearnerMemory.attach(arena, self.world.trajectories, 0)
         self.learner = LearnerWorker(Address("learner", 0), plan, CountingLearner(), batches, memory)

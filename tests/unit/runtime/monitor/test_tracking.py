@@ -97,7 +97,7 @@ def test_a_line_that_is_torn_by_the_end_of_main_ends_it_as_well(
 ) -> None:
     tracker = start("good")
     tracker.add(0, {"env_steps": 1.0})
-    os.write(tracker._pipe, b'{"env_steps": 2.0, "pol')
+    os.write(tracker._pipe.fileno(), b'{"env_steps": 2.0, "pol')
     tracker.close(HANG_SECONDS)
     assert tracker._process.returncode == 0
     _, record, finished = (json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines())

@@ -15,7 +15,7 @@ class World:
         self.now, self.children = 50 * SECOND, 7.0
         self.clock = PhaseClock(lambda: self.now, lambda: self.now)
         monkeypatch.setattr(module, "clock", self.clock)
-        monkeypatch.setattr(module.machine, "Descendants", lambda: self)
+        monkeypatch.setattr(module, "Descendants", lambda: self)
 
     def cpu_seconds(self) -> float:
         return self.children

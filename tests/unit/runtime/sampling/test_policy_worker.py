@@ -13,19 +13,19 @@ from appo.algorithms.models.build import build_model
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
-from appo.algorithms.runtime.devices import HostDevice
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.memory.slots import Recorded
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
 from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
-from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, Engine, HostEngine, PolicyWorker
+from appo.algorithms.runtime.sampling.policy_worker import ActingPlan, HostEngine, PolicyWorker
 from appo.envs.spec import MASK_KEY, ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.runtime.worlds import SPEC, World, arrays_of, world_of
 
 GRU = ModelConfig(encoder_mlp_layers=(8,), hidden_size=5)
 PLAIN = replace(GRU, use_rnn=False)
 GROUPS, ROWS, ROLLOUT, RECURRENCE = 4, 3, 4, 2
-ENGINES: dict[str, Callable[..., Engine]] = {"host": HostEngine, "gpu": partial(GpuEngine, device=HostDevice())}
+ENGINES: dict[str, Callable[..., HostEngine]] = {"host": HostEngine, "gpu": partial(GpuEngine, device=Device())}
 kind, lockstep = "host", False
 
 
