@@ -6,14 +6,16 @@ messages, so answering or releasing twice is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from appo.algorithms.runtime.roles import MAIN, ROLES, WRITER, Role
+from appo.algorithms.runtime.roles import MAIN, ROLES, WRITER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from appo.algorithms.runtime.roles import Role
 
 KEY = "traits"
 """Name of the traits in the plain state of a learner."""
@@ -65,7 +67,9 @@ class Address:
 
 
 MAIN_ADDRESS = Address(MAIN.name)
+
 WRITER_ADDRESS = Address(WRITER.name)
+
 ALL = Address("all")
 """All workers of the process that receives the message."""
 
@@ -93,7 +97,15 @@ class AddressBook:
 
     def address_of(self, message: Message) -> Address:
         """Return the receiver of the message."""
-        return RECEIVERS[type(message)](message, self)
+        return message.receiver(self)
+
+
+class Message(Protocol):
+    """A named tuple of this module: fields, and the receiver by the values of the fields."""
+
+    def receiver(self, book: AddressBook) -> Address:
+        """Return the address of the receiver."""
+        ...
 
 
 # ---- to a policy worker
@@ -111,6 +123,9 @@ class ActionRequest(NamedTuple):
     step: int
     generation: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.policy_workers[self.policy][self.group]
+
 
 # ---- to an actor worker
 
@@ -124,6 +139,9 @@ class ActionsReady(NamedTuple):
     step: int
     generation: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.actors_of_groups[self.group]
+
 
 class SlotReleased(NamedTuple):
     """The learner of `policy` no longer needs the slot."""
@@ -132,6 +150,9 @@ class SlotReleased(NamedTuple):
     slot: int
     sequence: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.actors_of_slots[self.slot]
+
 
 class ShapeRewards(NamedTuple):
     """Reward agents under `policy` by the coefficients `shaping` from now on."""
@@ -139,6 +160,9 @@ class ShapeRewards(NamedTuple):
     actor: int
     policy: int
     shaping: Mapping[str, Any]
+
+    def receiver(self, book: AddressBook) -> Address:
+        return book.actors[self.actor]
 
 
 class OpponentTable(NamedTuple):
@@ -153,6 +177,9 @@ class OpponentTable(NamedTuple):
     versions: tuple[int, ...]  # in each slot, as the env steps that the version had learned from
     probabilities: tuple[float, ...]
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.actors[self.actor]
+
 
 # ---- to a learner
 
@@ -166,11 +193,17 @@ class TrajectoryReady(NamedTuple):
     generation: int
     taker: int = 0  # index among several workers that take trajectories
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.takers[self.policy][self.slot][self.taker]
+
 
 class SaveState(NamedTuple):
     """Write the state block now, and answer with `StateSaved`."""
 
     policy: int
+
+    def receiver(self, book: AddressBook) -> Address:
+        return book.learners[self.policy]
 
 
 class SetHyperparameters(NamedTuple):
@@ -182,6 +215,9 @@ class SetHyperparameters(NamedTuple):
     policy: int
     traits: PolicyTraits
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.learners[self.policy]
+
 
 class CopyWeights(NamedTuple):
     """Continue from the latest state of the policy `source`, with the traits, and answer with `TraitsSet`."""
@@ -190,12 +226,18 @@ class CopyWeights(NamedTuple):
     traits: PolicyTraits
     source: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return book.learners[self.policy]
+
 
 class ReplaceWeights(NamedTuple):
     """Continue with the weights in the file, [P] float32 in the order of the model's table; remove the file."""
 
     policy: int
     path: str
+
+    def receiver(self, book: AddressBook) -> Address:
+        return book.learners[self.policy]
 
 
 # ---- to main
@@ -205,6 +247,9 @@ class WorkerReady(NamedTuple):
     """The process is up: environments are reset, weights are published."""
 
     process: str
+
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
 
 
 class WorkerFailed(NamedTuple):
@@ -216,6 +261,9 @@ class WorkerFailed(NamedTuple):
     traceback: str
     lasting: bool = False  # a replacement would fail too
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class EpisodesDone(NamedTuple):
     """Episodes that ended in one group since the last report, one array element each."""
@@ -226,6 +274,9 @@ class EpisodesDone(NamedTuple):
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
     exploring: NDArray | None = None  # type: ignore[type-arg]  # [E] bool, of rows that explore much; None: there are none
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class MatchResults(NamedTuple):
     """Games against past versions that ended in one group since the last report."""
@@ -234,6 +285,9 @@ class MatchResults(NamedTuple):
     difference: NDArray  # type: ignore[type-arg]  # [G] float64, mean return of the learner's agents minus the others'
     past_steps: int  # valid steps that past versions have taken
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class OpponentsReleased(NamedTuple):
     """No agent of the group plays in a seat that the `OpponentTable` of the number, or an earlier table, leaves out."""
@@ -241,11 +295,17 @@ class OpponentsReleased(NamedTuple):
     group: int
     number: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class VersionDue(NamedTuple):
     """The state block of the policy holds a state to keep as a past version."""
 
     policy: int
+
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
 
 
 class LearnerReport(NamedTuple):
@@ -256,6 +316,9 @@ class LearnerReport(NamedTuple):
     totals: dict[str, int]  # env_steps, samples, lost (trained on in vain), updates, batches, and as `BatchCounts`
     metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class StateSaved(NamedTuple):
     """The state block of the policy holds its state as of `env_steps`."""
@@ -263,12 +326,18 @@ class StateSaved(NamedTuple):
     policy: int
     env_steps: int
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class WorkerRetires(NamedTuple):
     """The worker has handed over all trajectories, and must be replaced."""
 
     worker: str
     reason: str
+
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
 
 
 class TraitsSet(NamedTuple):
@@ -282,6 +351,9 @@ class TraitsSet(NamedTuple):
     version: int
     taken_env_steps: int | None = None
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class WorkerRestarted(NamedTuple):
     """A process has replaced a process that died; sent by main to main."""
@@ -291,6 +363,9 @@ class WorkerRestarted(NamedTuple):
     cause: str
     retired: bool = False  # the replaced process had sent `WorkerRetires`
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class WorkerReport(NamedTuple):
     """Totals of one actor worker, which never decrease within a run; other workers report only warnings."""
@@ -299,11 +374,17 @@ class WorkerReport(NamedTuple):
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
     raised: tuple[str, ...] = ()  # warnings for the user, each followed by the traceback if there is any
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 class OutputReport(NamedTuple):
     """Totals of the writer of a dataset since the start."""
 
     totals: dict[str, int]  # episodes, steps, parts, dropped_episodes, dropped_steps
+
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
 
 
 class TimeReport(NamedTuple):
@@ -317,6 +398,9 @@ class TimeReport(NamedTuple):
     collected: int  # valid steps taken by its environments
     trained: int  # samples trained on
 
+    def receiver(self, book: AddressBook) -> Address:
+        return MAIN_ADDRESS
+
 
 # ---- to the worker in the message
 
@@ -326,6 +410,9 @@ class Wake(NamedTuple):
 
     address: Address
 
+    def receiver(self, book: AddressBook) -> Address:
+        return self.address
+
 
 # ---- to all
 
@@ -333,9 +420,15 @@ class Wake(NamedTuple):
 class Begin(NamedTuple):
     """Every worker is up: start stepping."""
 
+    def receiver(self, book: AddressBook) -> Address:
+        return ALL
+
 
 class Stop(NamedTuple):
     """Send the last reports and end."""
+
+    def receiver(self, book: AddressBook) -> Address:
+        return ALL
 
 
 class Worker(Protocol):
@@ -343,60 +436,12 @@ class Worker(Protocol):
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Note a message; quick."""
+        ...
 
     def pending(self) -> bool:
         """Return whether there is work."""
+        ...
 
     def work(self) -> Iterator[Message]:
         """Do one unit of the work."""
-
-
-ToMain = (
-    WorkerReady
-    | WorkerFailed
-    | EpisodesDone
-    | MatchResults
-    | OpponentsReleased
-    | VersionDue
-    | LearnerReport
-    | StateSaved
-    | WorkerRetires
-    | TraitsSet
-    | WorkerRestarted
-    | WorkerReport
-    | OutputReport
-    | TimeReport
-)
-Message = (
-    ActionRequest
-    | ActionsReady
-    | SlotReleased
-    | ShapeRewards
-    | OpponentTable
-    | TrajectoryReady
-    | SaveState
-    | SetHyperparameters
-    | CopyWeights
-    | ReplaceWeights
-    | Wake
-    | Begin
-    | Stop
-    | ToMain
-)
-RECEIVERS: Mapping[type, Callable[[Any, AddressBook], Address]] = {
-    ActionRequest: lambda message, book: book.policy_workers[message.policy][message.group],
-    ActionsReady: lambda message, book: book.actors_of_groups[message.group],
-    SlotReleased: lambda message, book: book.actors_of_slots[message.slot],
-    ShapeRewards: lambda message, book: book.actors[message.actor],
-    OpponentTable: lambda message, book: book.actors[message.actor],
-    TrajectoryReady: lambda message, book: book.takers[message.policy][message.slot][message.taker],
-    SaveState: lambda message, book: book.learners[message.policy],
-    SetHyperparameters: lambda message, book: book.learners[message.policy],
-    CopyWeights: lambda message, book: book.learners[message.policy],
-    ReplaceWeights: lambda message, book: book.learners[message.policy],
-    Wake: lambda message, book: message.address,
-    Begin: lambda message, book: ALL,
-    Stop: lambda message, book: ALL,
-    **dict.fromkeys(get_args(ToMain), lambda message, book: MAIN_ADDRESS),
-}
-"""Class of a message -> function from message and book to the receiver."""
+        ...
