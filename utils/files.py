@@ -60,8 +60,8 @@ def read_mapping(path: Path) -> dict[str, object]:
         return parse_mapping(content, str(path), SETTINGS_BYTES, parsers.get(path.suffix.lower(), json.loads))
     except _NoSettings as error:
         raise UsageError(f"cannot use {path}: {error}") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # no file has a NUL in its name
+        raise UsageError(f"cannot read {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _NoSettings(Exception):
