@@ -108,9 +108,6 @@ class Message(Protocol):
         ...
 
 
-# ---- to a policy worker
-
-
 class ActionRequest(NamedTuple):
     """Row `step` of the slot holds observations; act in the rows of `policy`.
 
@@ -125,9 +122,6 @@ class ActionRequest(NamedTuple):
 
     def receiver(self, book: AddressBook) -> Address:
         return book.policy_workers[self.policy][self.group]
-
-
-# ---- to an actor worker
 
 
 class ActionsReady(NamedTuple):
@@ -179,9 +173,6 @@ class OpponentTable(NamedTuple):
 
     def receiver(self, book: AddressBook) -> Address:
         return book.actors[self.actor]
-
-
-# ---- to a learner
 
 
 class TrajectoryReady(NamedTuple):
@@ -238,9 +229,6 @@ class ReplaceWeights(NamedTuple):
 
     def receiver(self, book: AddressBook) -> Address:
         return book.learners[self.policy]
-
-
-# ---- to main
 
 
 class WorkerReady(NamedTuple):
@@ -402,9 +390,6 @@ class TimeReport(NamedTuple):
         return MAIN_ADDRESS
 
 
-# ---- to the worker in the message
-
-
 class Wake(NamedTuple):
     """The worker must look at the arena: the sender only rings the doorbell of the worker's process."""
 
@@ -412,9 +397,6 @@ class Wake(NamedTuple):
 
     def receiver(self, book: AddressBook) -> Address:
         return self.address
-
-
-# ---- to all
 
 
 class Begin(NamedTuple):
