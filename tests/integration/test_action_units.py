@@ -1,4 +1,4 @@
-"""Policies that act in [-1, 1] and those of before, which act in the units of the environment, played by everything."""
+"""Policies that act in [-1, 1] and those with `--action_scaling=off`, played by every command."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ FLAGS: dict[str, object] = {
 OF_APEX: dict[str, object] = {"algo": "APEX", "learning_starts": 32, "replay_capacity": 1000}
 NUM_BINS, BEST_BIN = 5, 3
 """25 is the fourth of 10, 15, 20, 25 and 30."""
-MEANS = {"auto": 0.5, "squashed": float(np.arctanh(0.5)), "before": 25.0, "worse": 0.0}
+MEANS = {"auto": 0.5, "squashed": float(np.arctanh(0.5)), "off": 25.0, "worse": 0.0}
 """By the name of a run, what its policy always does: 25 of Box(10, 30), but the last, which does 20."""
 
 
@@ -48,13 +48,13 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, flags in (("bins", {}), ("apex", OF_APEX)):
             run = record(train_dir / f"{prefix}{name}", **env, **FLAGS | flags, continuous_as_bins=NUM_BINS)
             _always(run, 20.0, BEST_BIN)
-        for name in ("before", "worse"):
+        for name in ("off", "worse"):
             copy = Recorded(train_dir / f"{prefix}{name}", "", [])
             shutil.copytree(train_dir / f"{prefix}auto", copy.directory)
             _always(copy, MEANS[name])
-        config = Recorded(train_dir / f"{prefix}before", "", []).directory / "config.json"
+        config = Recorded(train_dir / f"{prefix}off", "", []).directory / "config.json"
         flags = {name: value for name, value in json.loads(config.read_text()).items() if name not in ACTION_FLAGS}
-        config.write_text(json.dumps(marked(flags)))
+        config.write_text(json.dumps(marked(flags | {"action_scaling": "off"})))
     return train_dir
 
 
@@ -72,7 +72,7 @@ def _always(run: Recorded, mean: float, choice: int | None = None) -> None:
     checkpoint_files.save(run.directory / "checkpoint_p0", name, {**saved, "model.safetensors": save(weights)})
 
 
-@pytest.mark.parametrize("name", ["auto", "squashed", "before"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "off"])
 def test_a_policy_answers_in_the_units_of_the_environment(acting: Path, name: str) -> None:
     policy, seen = load_policy(acting / name, seed=3), np.zeros(1, np.float32)
     assert policy.act(seen, deterministic=True) == pytest.approx(BEST[0])
@@ -82,7 +82,7 @@ def test_a_policy_answers_in_the_units_of_the_environment(acting: Path, name: st
     policy.reset()
     drawn = np.array([policy.act(seen)[0] for _ in range(500)])
     # Deviations of 1: a number in the units of the environment then, half of the bounds now, squashed or cut there.
-    spread = {"before": (0.9, 1.1), "auto": (6.3, 7.1), "squashed": (5.4, 6.2)}[name]
+    spread = {"off": (0.9, 1.1), "auto": (6.3, 7.1), "squashed": (5.4, 6.2)}[name]
     assert spread[0] < drawn.std() < spread[1]
     assert ((drawn >= 10) & (drawn <= 30)).all()
 
@@ -98,7 +98,7 @@ def test_a_policy_of_bins_answers_with_their_numbers(acting: Path, name: str) ->
     assert Recorded(acting / name, "", []).config["continuous_as_bins"] == NUM_BINS
 
 
-@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "off", "bins", "apex"])
 def test_episodes_and_videos_are_played_in_them(acting: Path, tmp_path: Path, capfd: Any, name: str) -> None:
     flags = (f"--experiment={name}", "--deterministic", "--max_num_episodes=1", "--seed=3")
     played = enjoyed(capfd, acting, *flags)
@@ -109,7 +109,7 @@ def test_episodes_and_videos_are_played_in_them(acting: Path, tmp_path: Path, ca
     assert white == [False] + [True] * NUM_STEPS
 
 
-@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "off", "bins", "apex"])
 def test_evaluations_act_in_them_without_torch_too(acting: Path, name: str) -> None:
     assert cli.run("evaluate", [str(acting / name), "--episodes=3", "--seed=7"]) == 0
     (*_, line) = (acting / name / "eval" / "results.jsonl").read_text().splitlines()
@@ -117,10 +117,10 @@ def test_evaluations_act_in_them_without_torch_too(acting: Path, name: str) -> N
     assert (found["mode"], found["mean"]) == ("most_probable", pytest.approx(NUM_STEPS, abs=1e-4))
 
 
-@pytest.mark.parametrize("other", ["auto", "squashed", "before", "bins", "apex"])
+@pytest.mark.parametrize("other", ["auto", "squashed", "off", "bins", "apex"])
 def test_policies_of_both_units_play_each_other(acting: Path, capfd: Any, other: str) -> None:
     words = ["--deterministic=True", "--episodes=4", "--seed=3", "--json"]
-    for mine, expected in (("before", 0.0), ("auto", 0.0), ("worse", -0.25 * NUM_STEPS)):
+    for mine, expected in (("off", 0.0), ("auto", 0.0), ("worse", -0.25 * NUM_STEPS)):
         if mine == other:  # against itself: refused, see the tests of matches
             continue
         runs = [str(acting / f"duel_{name}") for name in (mine, other)]
@@ -131,7 +131,7 @@ def test_policies_of_both_units_play_each_other(acting: Path, capfd: Any, other:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["auto", "squashed", "before", "bins", "apex"])
+@pytest.mark.parametrize("name", ["auto", "squashed", "off", "bins", "apex"])
 def test_an_exported_policy_answers_in_them(acting: Path, tmp_path: Path, name: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -142,9 +142,9 @@ def test_an_exported_policy_answers_in_them(acting: Path, tmp_path: Path, name: 
     assert action.tolist() == [[pytest.approx(BEST[0])]] * 2
 
 
-def test_weights_of_before_are_trained_on_in_their_units(acting: Path, tmp_path: Path) -> None:
-    """The first episodes tell: 25 of deviation 1 in the old units; in the new ones 25 would be cut to 30."""
-    of_env = {"env": ENV, "env_kwargs": json.dumps({"numbers": [0]}), "init_from": str(acting / "before")}
+def test_weights_without_scaling_are_trained_on_in_their_units(acting: Path, tmp_path: Path) -> None:
+    """25 with a deviation of 1 in units of the environment; in units of [-1, 1], 25 would be cut to 30."""
+    of_env = {"env": ENV, "env_kwargs": json.dumps({"numbers": [0]}), "init_from": str(acting / "off")}
     still = {"learning_rate": 0, "decorrelate_envs_on_one_worker": False, "train_for_env_steps": 160}
     run = record(tmp_path / "next", **FLAGS | of_env | still)
     assert run.config["action_scaling"] == "off"

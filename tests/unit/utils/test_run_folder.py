@@ -345,7 +345,7 @@ ELSEWHERE = {
     "appo.algorithms.tools.comparison.plot: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
     "appo.algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
     "appo.algorithms.tools.report.report: temporary.write_bytes(content)": "named by the user",
-    "appo.algorithms.tools.launch: folder.mkdir(parents=True, exist_ok=True)": "above all runs",
+    "appo.algorithms.tools.launch: config.folder.mkdir(parents=True, exist_ok=True)": "above all runs",
     "appo.algorithms.tools.hub: folder.mkdir(parents=True)": "must be new",
     "appo.algorithms.tools.hub: shutil.copyfile(config.video, folder / f'replay{Path(config.video).suffix.lower()}')":
         "into a new folder",
@@ -368,7 +368,7 @@ ELSEWHERE = {
     "appo.algorithms.runtime.processes.janitor: shutil.rmtree(directory, ignore_errors=True)": "temporary",
     "appo.algorithms.runtime.processes.strays: os.unlink(SHARED_MEMORY + name)": "shared memory",
     "appo.envs.families.vizdoom.observations: Path(scratch.name, '_vizdoom').mkdir()": "temporary",
-    "appo.algorithms.runtime.processes.janitor: os.unlink(name)": "shared memory",
+    "appo.algorithms.runtime.processes.janitor: os.unlink(path)": "shared memory",
     "appo.algorithms.runtime.processes.prctl: path.write_text(str(min(1000, int(path.read_text()) + score)))": "/proc",
     "appo.algorithms.run.training: path.unlink(missing_ok=True)": "temporary",
     "appo.algorithms.runtime.learning.learner_worker: Path(path).unlink()": "temporary, named by main",
