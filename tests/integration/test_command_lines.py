@@ -212,7 +212,8 @@ from {module} import REWARD
 
 if __name__ == "__main__":
     flags = dict(rollout=8, batch_size=64, num_batches_per_iteration=1, train_for_env_steps=500)
-    result = appo.train(env="env_of_mine:MyEnv", experiment="mine", num_workers=1, inference=sys.argv[1], plot=False, auto_tune=False, **flags)
+    flags |= dict(plot=False, auto_tune=False)
+    result = appo.train(env="env_of_mine:MyEnv", experiment="mine", num_workers=1, inference=sys.argv[1], **flags)
     print(result.report.env_steps >= 500, REWARD, MyEnv.__module__, sys.modules["{module}"].__file__)
 """
 
