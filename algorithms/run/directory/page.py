@@ -147,7 +147,7 @@ def _draw(directory: Path) -> None:
     if not is_number(seconds) or seconds < SHORTEST_RUN_SECONDS:
         return
     if find_spec("matplotlib") is None:
-        log.info("no learning curve is drawn: matplotlib is not installed (pip install appo[plots])")
+        log.info('no learning curve is drawn: matplotlib is not installed (pip install "appo[plots]")')
         return
     with tempfile.TemporaryDirectory(prefix="appo-curve-") as temporary:
         picture = Path(temporary, "curve.png")

@@ -110,7 +110,7 @@ def test_what_fails_costs_one_line(config: Config, monkeypatch: pytest.MonkeyPat
     leave_page(config, with_curve=True)
     assert len(caplog.messages) == 1
     expected = {
-        "matplotlib": "no learning curve is drawn: matplotlib is not installed (pip install appo[plots])",
+        "matplotlib": 'no learning curve is drawn: matplotlib is not installed (pip install "appo[plots]")',
         "a place to write to": f"{PAGE_FILE} is not written: IsADirectoryError: ",
         "any status": f"{PAGE_FILE} is not written: AssertionError: ",
     }
