@@ -25,6 +25,7 @@ from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.gradients import FIGURES, GRADIENT
 from appo.algorithms.runtime.memory.arena import Array
 from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.utils.errors import UsageError
 
 
 class TrajectoryGradient:
@@ -52,9 +53,15 @@ class TrajectoryGradient:
 
         Returns:
             Values of `COMPUTED`, followed by the statistics of the batch, see `RunningStatistics.to_array`.
+
+        Raises:
+            UsageError: the loss returns a metric that is not in `COMPUTED`.
         """
         self.gradient.zero_()
         loss, target, metrics = self.loss(batch)
+        if unknown := metrics.keys() - COMPUTED.keys():
+            names = ", ".join(sorted(unknown))
+            raise UsageError(f"`loss` returns {names}, for which a gradient of A3C has no place: see COMPUTED")
         loss.backward()  # type: ignore[no-untyped-call]
         gathered = RunningStatistics(self.model, self.config.normalize_returns)
         gathered.gather(batch, [(target, batch.valid)])

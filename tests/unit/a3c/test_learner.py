@@ -130,6 +130,20 @@ def test_the_largest_difference_from_acting_is_reported() -> None:
     assert computed["reproduction_error"] == pytest.approx(0.5 / (1 + abs(value + 0.5)), rel=1e-4)
 
 
+class WithSize(TrajectoryGradient):
+    """Reports metrics that `COMPUTED` does not have."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        loss, target, metrics = super().loss(batch)
+        return loss, target, {**metrics, "size": loss.detach(), "age": loss.detach()}
+
+
+def test_a_metric_without_a_place_in_a_gradient_is_refused() -> None:
+    flat = flat_of()
+    with pytest.raises(UsageError, match=r"^`loss` returns age, size, for which a gradient of A3C has no place: see"):
+        WithSize(flat, SPEC, config_of())(batch_for(flat))
+
+
 class Beside:
     """A gradient worker beside what has acted in a slot, and the learner behind the ring."""
 
