@@ -139,7 +139,7 @@ class Training:
         asked: Any = callbacks
         told: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
         if wrong := [one for one in told if not isinstance(one, str | Callbacks)]:
-            kinds = "names or objects derived from appo.algorithms.Callbacks"
+            kinds = "names or objects derived from appo.Callbacks"
             raise UsageError(f"callbacks are {kinds}, got {shown(str(wrong[0]))}")
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names

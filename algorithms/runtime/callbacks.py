@@ -244,7 +244,7 @@ def find_callbacks(name: str) -> type[Callbacks]:
     """
     found = find_function("callbacks", name)
     if not isinstance(found, type) or not issubclass(found, Callbacks):
-        raise UsageError(f"--callbacks={name} is no class derived from appo.algorithms.Callbacks")
+        raise UsageError(f"--callbacks={name} is no class derived from appo.Callbacks")
     for method in dir(found):
         if method.startswith(("on_", "before_")) and method not in EVENTS:
             raise UsageError(f"--callbacks={name}: nobody calls its method {method}{nearest(method, EVENTS)}")

@@ -157,7 +157,7 @@ def test_a_script_without_a_guard_says_what_to_do_in_its_last_line(tmp_path: Pat
 
 def test_a_network_on_stdin_says_what_to_do_in_its_last_line(tmp_path: Path) -> None:
     flags = "env='CartPole-v1', encoder_custom='__main__:Net', inference='local'"
-    done = heredoc(tmp_path, f"class Net: ...\nfrom algorithms import train\ntrain({flags})\n")
+    done = heredoc(tmp_path, f"class Net: ...\nfrom appo import train\ntrain({flags})\n")
     assert done.returncode == 1
     assert last_line(done.stderr) == (
         "appo.utils.errors.UsageError: --encoder_custom=__main__:Net: worker processes cannot import a notebook, a"

@@ -287,8 +287,8 @@ def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (f"{HERE}:LoggingConfig", "is no class derived from appo.algorithms.Callbacks"),
-        (f"{HERE}:step_of", "is no class derived from appo.algorithms.Callbacks"),
+        (f"{HERE}:LoggingConfig", "is no class derived from appo.Callbacks"),
+        (f"{HERE}:step_of", "is no class derived from appo.Callbacks"),
         (f"{HERE}:Misspelt", "nobody calls its method on_episode_stop; did you mean on_episode_step?"),
         ("Note", "must read package.module:function"),
     ],
