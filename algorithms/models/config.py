@@ -52,6 +52,11 @@ ENCODERS = (
 ENCODER_TYPES = tuple(dict.fromkeys(row.type for row in ENCODERS))
 
 
+def reads_images(encoder_type: str) -> bool:
+    """Return whether every encoder of a type reads images."""
+    return encoder_type not in ("auto", MLP)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Network."""

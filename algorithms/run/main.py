@@ -65,7 +65,6 @@ from appo.envs.make import check_name
 from appo.envs.masks import masks_said
 from appo.utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
 from appo.utils.logging import configure
-from appo.utils.system.devices import choose_device
 from appo.utils.system.limits import raise_limit
 from appo.utils.system.machine import allocator_settings, available_cores, core_time, limit_threads, processor_name
 from appo.utils.system.signal_watch import SignalWatch
@@ -108,10 +107,8 @@ class Run:
     def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
         self.config, self.callbacks, self.signals = config, callbacks, SignalWatch()
         self.directory, self.cores = config.run.run_directory, available_cores()
-        self.device = choose_device(config.run.device)
-        self.placement = choose_placement(config, self.cores, self.device)
         self.machine = {"cores": self.cores, "processor": processor_name()}
-        self.tunes = is_open(config, self.device, self.cores)
+        self._place()
         self.sampling = plan_workers(config, self.cores, self.placement)
         self.janitor = Janitor()
         self.runner: Runner | None = None
@@ -204,6 +201,7 @@ class Run:
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
+        self._place()
         for line in filter(None, (told(config, undecided, spec), spec.agents, masks_said(spec))):
             log.info("%s", line)
         if config.output.output:
@@ -268,6 +266,12 @@ class Run:
         remove_old(self.directory)  # the run that this one is to take the place of
         monitor.started = time.monotonic()
         return runner
+
+    def _place(self) -> None:
+        """Choose device and placement, at first and once an environment without a preset has shown its images."""
+        self.device = self.config.device
+        self.placement = choose_placement(self.config, self.cores, self.device)
+        self.tunes = is_open(self.config, self.device, self.cores)
 
     def _check_names(self) -> None:
         """Find everything that the flags name, before anything is opened (UsageError)."""

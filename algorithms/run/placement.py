@@ -18,6 +18,7 @@ from appo.utils.errors import UsageError
 from appo.utils.system.machine import affinity_plan, allowed_cores
 
 MAX_ENVS_PER_WORKER = 64
+ENVS_PER_REQUEST = 8
 SHARE_OF_LAG = 0.5
 """Largest mean age of trajectories as a share of --max_policy_lag; older plans would discard many trajectories."""
 
@@ -58,6 +59,11 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     envs = s.num_envs_per_worker
     if not envs:
         envs = min(MAX_ENVS_PER_WORKER, learning.macro_batch_columns // (num_workers * num_agents))
+        if (
+            placement == "central" and config.device == "cuda"
+        ):  # a request of many rows costs the policy worker hardly more than one of a few
+            young = int(most_envs(config, num_agents)) // num_workers
+            envs = max(envs, min(ENVS_PER_REQUEST * splits, young))
         envs = max(1, envs // splits) * splits
     if not s.worker_num_splits and envs % splits:
         splits = 1
@@ -98,7 +104,7 @@ def most_envs(config: Config, num_agents: int) -> float:
 def choose_placement(config: Config, cores: int, device: str) -> Placement:
     """Return the place where policies act, without measurements.
 
-    On a GPU a separate process owns the device's queue; otherwise policies act inside the actors, without a message per
+    Networks that read images act on a GPU, if it is the device; all others act inside the actors, without a message per
     step.
     """
     wanted = config.sampling.inference
@@ -108,7 +114,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
         return cast(Placement, wanted)  # one of the choices of the flag
     if config.run.deterministic_resume and not config.sampling.lockstep:
         return "serial"
-    if device == "cuda":
+    if device == "cuda" and config.reads_images:
         return "central"
     return "local" if cores > 1 else "serial"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from appo.algorithms.runtime.devices import CaptureError, Device, DeviceEvent, SideStream
-from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.messages import Message, Worker
 from appo.utils.errors import ResourceError
 
@@ -94,6 +94,8 @@ class CudaDevice(Device):
             raise ResourceError("torch cannot use the GPU of this machine with this driver; --device=cpu does without")
         self._priority = -1 if urgent else 0  # the lower, the more urgent
         self._pool = torch.cuda.graph_pool_handle()
+        # The weights of a recurrent core are views of the vector of all weights.
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
     def make(self, make: Callable[[], Worker]) -> Worker:
         """Make a worker with its own stream."""
@@ -102,22 +104,29 @@ class CudaDevice(Device):
             worker = make()
         return OnStream(worker, stream)
 
-    def register(self, arena: Arena) -> None:
+    def register(self, arena: Arena) -> bool:
         """Pin this process's mapping of the arena; after a refusal copies are slower, with equal results."""
         address = arena.address
         if address in _registered:
-            return
+            return True
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         portable = 1  # cudaHostRegisterPortable: pinned for every CUDA context of the process
         code = int(runtime.cudaHostRegister(address, arena.reserved_nbytes, portable))
         if code == SUCCESS:
             _registered.add(address)
             weakref.finalize(arena, _unregister, address).atexit = False  # CUDA may be gone before
-            return
+            return True
         # CUDA keeps the error until the next call. This call reports it instead of the next kernel.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.name)
         log.warning("the shared memory cannot be pinned (CUDA error %d); copies to the GPU are slower", code)
+        return False
+
+    def shared(self, array: Array) -> Tensor:
+        """Return the pinned memory of an array as a tensor of the GPU, which reads and writes through the bus."""
+        if not array.size:
+            return torch.from_numpy(array).to(self.name)
+        return torch.as_tensor(_Pinned(array), device=self.name)
 
     def side_stream(self) -> SideStream:
         """Make a new stream."""
@@ -180,6 +189,16 @@ class CudaDevice(Device):
     def nap(self) -> None:
         """Sleep for less than the time of a relevant kernel."""
         time.sleep(1e-4)
+
+
+class _Pinned:
+    """Pinned memory of the host, by the interface with which CUDA libraries exchange arrays.
+
+    With unified addresses the GPU uses the addresses of the host.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.__cuda_array_interface__ = array.__array_interface__ | {"stream": None}
 
 
 def _unregister(address: int) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.messages import Worker
 
 
@@ -72,8 +72,13 @@ class Device:
         """Make a worker with its own computing stream."""
         return make()
 
-    def register(self, arena: Arena) -> None:
-        """Enable copies from and to the arena without the host."""
+    def register(self, arena: Arena) -> bool:
+        """Enable access to the arena without the host; return whether `shared` works."""
+        return True
+
+    def shared(self, array: Array) -> Tensor:
+        """Return the memory of an array, in a registered arena, as a tensor of this device."""
+        return torch.from_numpy(array)
 
     def side_stream(self) -> SideStream:
         """Make a new side stream."""

@@ -36,7 +36,7 @@ from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
 from appo.utils.command_line import complain, say
 from appo.utils.errors import AppoError, Interrupted
 from appo.utils.system import limits, machine
-from appo.utils.system.devices import choose_device, cuda_obstacle, has_gpu
+from appo.utils.system.devices import cuda_obstacle, has_gpu
 from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.tracebacks import traceback_of
 from appo.utils.values import shown
@@ -185,7 +185,7 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
     try:
         check_name(config.env)
         cores = machine.available_cores()
-        tunes = is_open(config, choose_device(config.run.device), cores)
+        tunes = is_open(config, config.device, cores)
         ask = partial(inquire, method="spawn")
         found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
@@ -338,7 +338,7 @@ def recommendation(found: Measurement, cores: int) -> Finding:
         return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
     if found.costs is None:
-        placement = choose_placement(config, cores, choose_device(config.run.device))
+        placement = choose_placement(config, cores, config.device)
         sampling, said = plan_workers(found.planned, cores, placement, spec.num_agents), "by fixed rules"
     else:
         plan = choose(

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from appo.utils.system.machine import available_cores
-from benchmarks.gpu_check.cases import CARTPOLE, LIMITS, MODELS, PONG, ROLLOUT, STREAM, TF32, VIZDOOM
+from benchmarks.gpu_check.cases import CARTPOLE, FIGURES, LIMITS, MODELS, PONG, ROLLOUT, STREAM, TF32
 from benchmarks.gpu_check.report import Failed, Report
 from benchmarks.gpu_check.whole_runs import learning, rate, reproduction, run
 from benchmarks.gpu_check.world_checks import (
@@ -60,25 +60,18 @@ def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
     if short or importlib.util.find_spec("ale_py") is None:
         return
     yield "behaviour is reproduced, Pong", partial(reproduction, name="pong", limit=TF32, **PONG)
-    yield "Pong is learned", partial(learning, name="pong", goal=-10, seconds=150, **PONG)
+    yield "Pong is learned", partial(learning, name="pong", goal=-10, seconds=120, **PONG)
 
 
 def measure(report: Report, short: bool) -> None:
     """Measure the figures; a missing figure prints the reason."""
-    seconds, cores = (3 if short else 12), available_cores()
-    vector: dict[str, object] = {"env": "CartPole-v1", "inference": "local", "normalize_input": False, "ppo_epochs": 1}
-    cases: dict[str, dict[str, object]] = {"CartPole, acting in the actors": vector}
-    if not short:
-        for package, name, flags in (("ale_py", "Pong", PONG), ("vizdoom", "VizDoom", VIZDOOM)):
-            if importlib.util.find_spec(package) is None:
-                report.figure(name, f"{package} is not installed")
-                continue
-            central: dict[str, object] = {**flags, "inference": "central"}
-            all_actors = max(1, cores - 1)
-            cases[f"{name}, {all_actors} actors"] = {**central, "num_workers": all_actors}
-            cases[f"{name}, 1 actor"] = {**central, "num_workers": 1}
-            cases[f"{name}, one GPU process"] = {**central, "num_workers": all_actors, "gpu_colocate": True}
-    for number, (name, flags) in enumerate(cases.items()):
+    seconds = 3 if short else 14
+    for number, (name, (package, flags)) in enumerate(FIGURES.items()):
+        if short and package is not None:
+            continue
+        if package is not None and importlib.util.find_spec(package) is None:
+            report.figure(name, f"{package} is not installed")
+            continue
         if report.seconds_left < seconds + 15:
             report.figure(name, "no time left")
             continue

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from benchmarks.shared.workloads import WORKLOADS
+
 # |difference| / (1 + |value|). Convolutions and recurrent cores of cuDNN multiply with 10 bits of mantissa, so passes
 # differ after a change in the last bit of an input, and a captured pass differs from a plain pass of another size.
 FLOAT32, TF32 = 1e-4, 2e-2
@@ -36,6 +38,15 @@ REPLAY = {
 }
 CARTPOLE = {"env": "CartPole-v1", "rollout": ROLLOUT, "batch_size": ROLLOUT * 32, "num_batches_per_iteration": 2}
 PONG = {"env": "ALE/Pong-v5"}
-VIZDOOM = {"env": "VizdoomBasic-v1"}
 
 Flags = Mapping[str, object]
+WORKLOAD_FLAGS = {name: {"env": one.env, **one.flags} for name, one in WORKLOADS.items()}
+FIGURES: dict[str, tuple[str | None, Flags]] = {
+    "CartPole, vector, batch 16,384": (None, WORKLOAD_FLAGS["cartpole_vector"]),
+    "Pong, 1 epoch": ("ale_py", WORKLOAD_FLAGS["pong"] | {"num_envs_per_worker": 16}),
+    "Pong, 4 epochs": ("ale_py", WORKLOAD_FLAGS["pong_4_epochs"]),
+    "VizDoom, GRU of 512": ("vizdoom", WORKLOAD_FLAGS["vizdoom"]),
+    "HalfCheetah, --device=auto": ("mujoco", WORKLOAD_FLAGS["halfcheetah"] | {"device": "auto"}),
+    "HalfCheetah": ("mujoco", WORKLOAD_FLAGS["halfcheetah"]),
+}
+"""Figure -> required package, and flags."""

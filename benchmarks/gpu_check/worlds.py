@@ -1,7 +1,7 @@
 """Small worlds in this process: a shared memory with the workers of a run, without processes."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
 from appo.algorithms.runtime.memory.arena import Arena, Array
 from appo.algorithms.runtime.memory.slots import Trajectories
-from appo.algorithms.runtime.messages import ActionRequest, Address, TrajectoryReady, Worker
+from appo.algorithms.runtime.messages import ActionRequest, Address, LearnerReport, TrajectoryReady, Worker
 from appo.algorithms.runtime.sampling.policy_worker import PolicyWorker
 from appo.algorithms.runtime.topology import Topology
 from benchmarks.gpu_check.cases import CARTPOLE, GROUPS, MODELS, ROLLOUT, ROWS, SLOTS, Flags
@@ -34,6 +34,7 @@ class World:
     learning: Worker
     learner_worker: LearnerWorker
     policy_worker: PolicyWorker
+    reports: list[LearnerReport] = field(default_factory=list)
 
 
 def blueprint_of(kind: type[Blueprint], device: str, model: str, more: Flags) -> Blueprint:
@@ -91,6 +92,6 @@ def train_batches(world: World) -> None:
             for slot in range(GROUPS * SLOTS):
                 t.sequence[slot] += 1
                 list(world.learning.handle(TrajectoryReady(0, slot, int(t.sequence[slot]), 0)))
-        list(world.learning.work())
+        world.reports += [message for message in world.learning.work() if isinstance(message, LearnerReport)]
         if time.monotonic() > limit:
             raise Failed(f"{learner.totals['batches']} of {BATCHES} batches in {WAIT_SECONDS} s")

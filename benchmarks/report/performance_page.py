@@ -156,10 +156,10 @@ another `--json`: every machine gets a chapter of its own.
 """
 
 NO_GPU = """\
-## Never run on a GPU
+## On a GPU
 
-No figure here is from a machine with a GPU: not the speed of any workload, not the upload of batches, not the policy
-worker and the learner sharing a device. Nor is there one of more cores than above.
+The figures above are of processors alone. `python -m benchmarks.gpu_check` measures a GPU;
+[the runtime's page](../algorithms/runtime/README.md#on-a-gpu) has its figures for an H200.
 """
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from appo.algorithms.run import main
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.sampling.gpu_policy_worker import GpuEngine
+from appo.algorithms.runtime.sampling.policy_worker import HostEngine
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.cases import GROUPS
 from benchmarks.gpu_check.report import Failed
@@ -32,6 +34,18 @@ def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
     assert isinstance(worker.batches.staging, DeviceStaging)
     assert worker.learner.learner.quick_update._steps
     assert worker.learner.compared == worker.totals["samples"] >= 1500
+    assert worker.learner.largest <= TOLERANCE
+
+
+def test_a_gpu_that_cannot_read_the_slots_acts_through_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "Blueprint", BufferedBlueprint)
+    monkeypatch.setattr(Device, "register", lambda device, arena: False)
+    run = runs.SerialRun(tmp_path / "run", **COMMON | MODELS["mlp"] | ENVS["box"] | {"train_for_env_steps": 300})
+    for _ in run.turns():
+        pass
+    worker = run.worker("learner")
+    assert type(run.worker("policy_worker").engine) is HostEngine
+    assert worker.learner.compared == worker.totals["samples"] >= 300
     assert worker.learner.largest <= TOLERANCE
 
 
@@ -69,7 +83,7 @@ def test_the_check_of_a_gpu_passes_without_one(tmp_path: Path, capsys: pytest.Ca
     results = json.loads((tmp_path / "check.json").read_text())
     names = [check["name"] for check in results["checks"]]
     assert names == [name for name, _ in gpu_check.checks(short=True)]
-    assert results["figures"]["CartPole, acting in the actors, samples/s"] > 0
+    assert results["figures"]["CartPole, vector, batch 16,384, samples/s"] > 0
 
 
 def test_without_a_gpu_the_check_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

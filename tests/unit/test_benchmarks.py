@@ -314,7 +314,7 @@ class TestReport:
         )
         assert text.count("| `pong` | 1,234 (1 run) |") == 2
         assert "## 16 cores of another, H1" in text
-        assert "Never run on a GPU" not in text
+        assert "## On a GPU" not in text
         assert "Measured on 2026-11-21, commit abc." in text
 
     def test_growth(self) -> None:

@@ -36,12 +36,18 @@ def make_policy_worker(
         flat: model to use; None: a new model.
     """
     device = device_of(blueprint.device_of(POLICY_WORKER), urgent=True)
-    device.register(arena)
-    return device.make(lambda: _policy_worker(blueprint, arena, address, device, generation, flat))
+    pinned = device.register(arena)
+    return device.make(lambda: _policy_worker(blueprint, arena, address, device, generation, flat, pinned))
 
 
 def _policy_worker(
-    blueprint: RunPlan, arena: Arena, address: Address, device: Device, generation: int, flat: FlatModule | None
+    blueprint: RunPlan,
+    arena: Arena,
+    address: Address,
+    device: Device,
+    generation: int,
+    flat: FlatModule | None,
+    pinned: bool,
 ) -> PolicyWorker:
     b, t = blueprint, blueprint.topology
     life = [generation] * (generation > 0)
@@ -63,7 +69,7 @@ def _policy_worker(
         policy.records |= b.recorded.keys() & set(THOUGHTS)  # logits too, if a dataset is to have them
     trajectories, finals = b.trajectories(arena, address.index), FinalObservations.attach(arena, b.spec)
     engine = HostEngine(policy, plan, trajectories)
-    if b.buffered and t.placement != "local":
+    if b.buffered and pinned and t.placement != "local":
         engine = GpuEngine(policy, plan, trajectories, device)
     return PolicyWorker(address, plan, engine, WeightRing(arena, address.index), trajectories, finals)
 

@@ -146,13 +146,41 @@ def test_envs_that_cannot_be_split_are_refused() -> None:
         ("central", 1, "cpu", "central"),
         ("local", 1, "cuda", "local"),
         ("serial", 4, "cuda", "serial"),
-        ("auto", 16, "cuda", "central"),  # one process owns the device's queue
+        ("auto", 16, "cuda", "local"),  # numbers: a message per step would cost more than the network
         ("auto", 1, "cpu", "serial"),
         ("auto", 2, "cpu", "local"),
     ],
 )
 def test_placements_without_measurements(wanted: str, cores: int, device: str, expected: str) -> None:
     assert choose_placement(config_of(inference=wanted), cores, device) == expected
+
+
+def test_a_gpu_acts_on_images_in_large_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appo.algorithms.run.config.choose_device", {"auto": "cuda", "cpu": "cpu"}.__getitem__)
+    images = config_of(encoder_type="conv")
+    assert choose_placement(images, 16, images.device) == "central"
+    assert plan_workers(images, 16, "central") == Sampling("central", 16, 16, 2)
+    few = config_of(encoder_type="conv", batch_size=256, num_batches_per_iteration=4, ppo_epochs=4)
+    assert plan_workers(few, 16, "central") == Sampling("central", 16, 6, 2)  # more would be too old
+    assert plan_workers(config_of(encoder_type="conv", device="cpu"), 16, "central") == Sampling("central", 16, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "device"),
+    [
+        ({}, "cuda"),
+        ({"batch_size": 512}, "cpu"),
+        ({"batch_size": 512, "encoder_type": "conv"}, "cuda"),
+        ({"batch_size": 512, "device": "cuda"}, "cuda"),
+        ({"device": "cpu"}, "cpu"),
+    ],
+)
+def test_auto_takes_a_gpu_that_is_worth_its_launches(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], device: str
+) -> None:
+    found = {"auto": "cuda", "cuda": "cuda", "cpu": "cpu"}
+    monkeypatch.setattr("appo.algorithms.run.config.choose_device", found.__getitem__)
+    assert config_of(**flags).device == device
 
 
 @pytest.mark.parametrize(
