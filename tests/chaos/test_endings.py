@@ -54,10 +54,7 @@ def test_a_run_that_has_reached_its_goal_ends_though_the_fork_server_stands_stop
 
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGUSR2,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU)),
-    ],
+    [pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU)],
 )
 def test_other_signals_save_as_sigterm_does(tmp_path: Path, number: int) -> None:
     """Also when all processes get them, as from a scheduler that warns."""

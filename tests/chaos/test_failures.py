@@ -32,7 +32,7 @@ def hostile(folder: Path, placement: str, *kwargs: str, flags: tuple[str, ...] =
     [
         # The first of them already in the process that tries the environment.
         *(pytest.param("local", "init", 1, process, marks=pytest.mark.slow) for process in ("", "actor_1")),
-        ("local", "reset", 1, "actor_0"),
+        pytest.param("local", "reset", 1, "actor_0", marks=pytest.mark.slow),
         ("central", "step", 300, "actor_1"),
         pytest.param("serial", "step", 300, "", marks=pytest.mark.slow),
     ],
@@ -111,10 +111,10 @@ def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
     ("placement", "failpoint", "exit_code", "words"),
     [
         ("central", "learner.step:exit=7@4", 1, "learner_0 ended unexpectedly with exit code 7"),
-        ("central", "pw.forward:raise@40", 1, "policy_worker_0.0: FailpointError: failpoint pw.forward"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("central", "pw.forward:raise@40", 1, "policy_worker_0.0: FailpointError: failpoint pw.forward"),
                 ("local", "learner.batch:raise@3", 1, "learner_0: FailpointError: failpoint learner.batch"),
                 (
                     "local",
@@ -156,7 +156,7 @@ def test_what_an_environment_prints_does_not_reach_main(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["hang", pytest.param("raise", marks=pytest.mark.slow), pytest.param("sys_exit", marks=pytest.mark.slow)]
+    "fault", [pytest.param(fault, marks=pytest.mark.slow) for fault in ("hang", "raise", "sys_exit")]
 )
 def test_an_environment_that_fails_to_close_changes_nothing(tmp_path: Path, fault: str) -> None:
     kwargs = ["--env_kwargs", f"fault={fault}", "where=close", "process=actor"]

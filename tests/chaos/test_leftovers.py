@@ -162,7 +162,7 @@ def test_nothing_is_left_of_50_runs_that_are_killed_while_games_are_played(tmp_p
 
 
 @pytest.mark.parametrize(
-    "role", ["actor_0", *(pytest.param(role, marks=pytest.mark.slow) for role in ("main", "learner_0"))]
+    "role", [pytest.param(role, marks=pytest.mark.slow) for role in ("actor_0", "main", "learner_0")]
 )
 def test_no_game_and_no_shared_memory_of_it_is_left_when_a_process_is_killed(tmp_path: Path, role: str) -> None:
     pytest.importorskip("vizdoom")

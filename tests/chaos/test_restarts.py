@@ -347,6 +347,7 @@ def test_an_environment_that_fails_is_made_again_while_its_actor_goes_on(tmp_pat
     assert "is made again: tests.chaos.hostile_env:Hostile raised" in (run.directory / "logs/actor_1.log").read_text()
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_soon_after_every_start_ends_the_run(tmp_path: Path) -> None:
     _, stderr, exit_code = hostile(tmp_path, "fault=raise", "at=1", once=False)
     assert exit_code == 3

@@ -64,6 +64,7 @@ def test_ctrl_c_saves_though_an_environment_hangs(tmp_path: Path) -> None:
     assert checkpoint_steps(run.directory)[-1] >= max(reported, 1)
 
 
+@pytest.mark.slow
 def test_a_ctrl_c_that_comes_twice_is_one(tmp_path: Path) -> None:
     """From the terminal and from who has started us, such as timeout, which tells its child and then all its group."""
     with TrainingRun(tmp_path, "--inference=local") as run:

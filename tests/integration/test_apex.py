@@ -126,7 +126,13 @@ def test_a_later_start_goes_on_with_what_each_shard_has_saved(tmp_path: Path) ->
     assert owed - 2 * (4 * 32 + 3 * 32) <= after["used"] - before["used"] <= owed
 
 
-@pytest.mark.parametrize("flags", [("--inference=serial",), ("--inference=local", "--lockstep", "--device=cpu")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--inference=serial",),
+        pytest.param(("--inference=local", "--lockstep", "--device=cpu"), marks=pytest.mark.slow),
+    ],
+)
 def test_where_a_run_repeats_itself_or_is_one_process_the_learner_has_the_replay(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

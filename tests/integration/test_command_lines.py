@@ -187,7 +187,7 @@ class MyEnv(gymnasium.Env):
 
 
 @pytest.mark.parametrize(
-    "placement", ["central", *(pytest.param(placement, marks=pytest.mark.slow) for placement in ("local", "serial"))]
+    "placement", [pytest.param(placement, marks=pytest.mark.slow) for placement in ("central", "local", "serial")]
 )
 def test_an_environment_of_a_directory_with_modules_named_as_ours(tmp_path: Path, placement: str) -> None:
     """Theirs are for the user's modules and ours for us, in every process; those that nobody imports do no harm."""
@@ -223,7 +223,7 @@ if __name__ == "__main__":
     [
         (WITH_FILES, "central"),
         pytest.param(WITH_FILES, "serial", marks=pytest.mark.slow),
-        (("utils/rewards.py",), "serial"),
+        pytest.param(("utils/rewards.py",), "serial", marks=pytest.mark.slow),
         pytest.param(("utils/rewards.py",), "central", marks=pytest.mark.slow),
     ],
 )

@@ -155,6 +155,7 @@ def test_custom_networks_learn_cart_pole(tmp_path: Path, part: type) -> None:
     assert run.reached_return >= 195
 
 
+@pytest.mark.slow
 def test_replay_trains_twice_on_every_batch_but_the_youngest(tmp_path: Path) -> None:
     flags = SMALL | {"env": GRID, "train_for_env_steps": 20_000, "num_batches_per_iteration": 2}
     done = subprocess.run(

@@ -145,7 +145,7 @@ def test_every_kind_of_model_and_space(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param({"use_rnn": True}, id="memory"),
+        pytest.param({"use_rnn": True}, id="memory", marks=pytest.mark.slow),
         pytest.param({"use_rnn": False}, id="no memory", marks=pytest.mark.slow),
     ],
 )

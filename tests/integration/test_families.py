@@ -47,7 +47,7 @@ ONE_OF_EACH = {
 }
 
 
-QUICK = ("ale_py", "vizdoom", "pettingzoo")
+QUICK = ("ale_py", "vizdoom")
 
 
 def run_through_all_processes(directory: Path, env: str) -> None:

@@ -45,7 +45,7 @@ def test_an_unknown_environment_is_trained_by_its_kind_and_resumed_as_it_was(tmp
     assert decided_in(again) == decided_in(first)
 
 
-@pytest.mark.parametrize("inference", [pytest.param("serial", marks=pytest.mark.slow), "central"])
+@pytest.mark.parametrize("inference", [pytest.param(place, marks=pytest.mark.slow) for place in ("serial", "central")])
 def test_every_placement_and_every_policy_gets_the_same(tmp_path: Path, inference: str) -> None:
     flags = SMALL | {"inference": inference, "num_policies": 2, "with_pbt": True, "use_rnn": True}
     run = record(tmp_path / "run", **flags)

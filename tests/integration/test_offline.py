@@ -222,6 +222,7 @@ def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFi
 # --- estimates
 
 
+@pytest.mark.slow
 def test_estimates_of_the_policy_that_acted_are_its_mean_return(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

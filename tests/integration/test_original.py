@@ -115,6 +115,7 @@ def begun_at(run: Run) -> list[int]:
     return start["env_steps"]
 
 
+@pytest.mark.slow
 def test_a_chosen_checkpoint_is_gone_on_from_with_its_optimizer(tmp_path: Path) -> None:
     """As the run itself would have: with lockstep and the same seeds, the weights are the same to the last bit."""
     flags = SMALL | {"inference": "serial", "seed": 3, "lr_schedule": "linear"}

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("inference", "policies", "rnn"),
     [
-        ("central", 1, False),
+        pytest.param("central", 1, False, marks=pytest.mark.slow),
         ("local", 1, True),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
@@ -68,6 +68,7 @@ def test_learning_sees_what_acting_saw(tmp_path: Path, rnn: bool) -> None:
     assert largest + skipped == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_several_policies_are_told_how_old_a_batch_may_be(tmp_path: Path) -> None:
     run = run_command(tmp_path / "run", **SMALL, num_policies=2, inference="local")
     assert run.returncode == 0, run.stderr

@@ -69,7 +69,7 @@ def disarm() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("flags", "update", "segments"),
     [
-        pytest.param(MLP, 30, [300, 600], id="mlp"),
+        pytest.param(MLP, 30, [300, 600], id="mlp", marks=pytest.mark.slow),
         pytest.param(GRU, 15, [300, 600], id="gru", marks=pytest.mark.slow),
         # A batch of this one has two moments at which a step is heard of.
         pytest.param(STREAM, 13, [300, 600], id="stream", marks=pytest.mark.slow),
@@ -149,7 +149,7 @@ def test_a_stream_that_is_killed_in_the_middle_of_a_batch_goes_on_as_if_it_had_n
 @pytest.mark.parametrize(
     ("flags", "placements"),
     [
-        pytest.param(GRU, ["serial", "local"], id="gru"),
+        pytest.param(GRU, ["serial", "local"], id="gru", marks=pytest.mark.slow),
         pytest.param(MLP, ["serial", "local", "central"], id="mlp", marks=pytest.mark.slow),
         pytest.param(GRU, ["local", "central"], id="gru-central", marks=pytest.mark.slow),
     ],

@@ -226,7 +226,7 @@ SPACES: dict[str, dict[str, object]] = (
     | {f"mask-{where}-python": {"action": "dict", "mask": where} for where in ("observation", "info")}
 )
 QUICK_SPACES = {
-    *(("mlp", name) for name in ("mlp", *IMAGES, "observation-tuple", "mask-info-SameStep")),
+    *(("mlp", name) for name in ("mlp", *IMAGES, "observation-tuple", "mask-info-SameStep") if name != "resnet_impala"),
     *(("gru", name) for name in ("convnet_simple-dict", "action-tuple", "action-multi_binary")),
     *(("lstm", name) for name in ("observation-dict", "action-dict", "mask-observation-python")),
 }

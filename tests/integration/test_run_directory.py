@@ -206,6 +206,7 @@ def test_a_finished_run_with_the_same_budget_says_so_and_does_nothing(finished: 
     assert again.stderr == ""
 
 
+@pytest.mark.slow
 def test_another_run_begins_with_its_weights_and_statistics(finished: Command, tmp_path: Path) -> None:
     flags = SMALL | {"learning_rate": 0, "init_from": str(finished.directory), "train_for_env_steps": 1000}
     run = record(tmp_path / "run", **flags)

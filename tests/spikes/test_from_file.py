@@ -58,7 +58,7 @@ def newest(directory: Path) -> tuple[dict[str, Any], bytes]:
     return json.loads(loaded.files["state.json"]), loaded.files["model.safetensors"]
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("central", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("placement", [pytest.param(place, marks=pytest.mark.slow) for place in ("serial", "central")])
 def test_a_run_from_a_file_trains_to_its_budget(
     tmp_path: Path, recording: str, placement: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

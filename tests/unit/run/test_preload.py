@@ -43,7 +43,7 @@ def test_the_plan_of_a_process_is_of_modules_that_are_there() -> None:
     assert found.stdout.strip() == "[]", found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("name", ["APPO", "PPO", "A3C"])
+@pytest.mark.parametrize("name", ["APPO", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "A3C"))])
 def test_a_child_imports_nothing_of_ours_for_its_network(name: str) -> None:
     found = subprocess.run([sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, check=False)
     assert found.stdout.strip() == "[]", found.stdout + found.stderr

@@ -51,7 +51,7 @@ def assert_same(a: Rollout, b: Rollout) -> None:
 @pytest.mark.parametrize(
     "game",
     [
-        "ALE/Breakout-v5",
+        pytest.param("ALE/Breakout-v5", marks=pytest.mark.slow),
         "ALE/Pong-v5",
         pytest.param("ALE/Seaquest-v5", marks=pytest.mark.slow),
         pytest.param("ALE/MsPacman-v5", marks=pytest.mark.slow),

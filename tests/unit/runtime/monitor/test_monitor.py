@@ -302,7 +302,7 @@ def test_summaries_come_often_at_first_and_then_as_configured(watched: Watched, 
     monitor.close()
 
 
-@pytest.mark.parametrize("asked", [20.0, 200.0, 2.0])
+@pytest.mark.parametrize("asked", [20.0, 200.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_in_the_first_minutes_figures_come_every_five_seconds(watched: Watched, asked: float) -> None:
     monitor = watched.monitor(experiment_summaries_interval=asked, tensorboard=True)
     written = [watched.now]
