@@ -39,7 +39,7 @@ train: install
 	@echo "All figures are in train_dir/<run>/metrics.jsonl; tensorboard --logdir=train_dir draws them (pip install tensorboard)."
 
 test: install
-	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -q -m "not slow" --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 # The pursuit game needs scipy, and TensorBoard reads what runs have written for it.
 test-all: test
