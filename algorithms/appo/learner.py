@@ -19,6 +19,9 @@ from appo.algorithms.parts.learner import ActorCriticLearner, row_of
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
 
+NOISE = "noise"
+"""Name in `Batch.recorded` of the noise [T, B, L] of RPO, in minibatches of `--rpo_alpha`."""
+
 
 class Whole(NamedTuple):
     """Scalars of a whole minibatch, with which the losses of all parts add up to the loss of the whole."""
@@ -76,6 +79,9 @@ class APPOLearner(ActorCriticLearner):
         targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
             minibatch = batch if columns is None else batch.columns(columns)
+            if c.rpo_alpha:
+                noise = self.draw_noise(*minibatch.valid.shape)
+                minibatch = replace(minibatch, recorded=minibatch.recorded | {NOISE: noise})
             target = (self.quick_update or self.update)(minibatch)
             self._metric_count += 1
             if i >= len(plan) - per_epoch:  # the last pass sees every step once
@@ -124,19 +130,17 @@ class APPOLearner(ActorCriticLearner):
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
         """
         c, valid, model = self.config, batch.valid, self.model
-        policy, value = self.unroll(batch)
-        log_prob = policy.log_prob(batch.action)
-        behavior_log_prob = torch.where(valid, batch.recorded["log_prob"], log_prob.detach())
-        ratio = losses.clamped_ratio(log_prob, behavior_log_prob)
+        current, value = self.unroll(batch)
+        policy, ratio, exact_ratio = with_noise(batch, current)
         current_value = model.denormalize_value(value.detach())
-        target = self.returns(batch, ratio.detach(), current_value)
+        target = self.returns(batch, exact_ratio.detach(), current_value)
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
         behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
         if IS_READ in batch.recorded:  # values of another run's critic limit no change
             behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
         with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
-            kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(policy)
+            kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(current)
         goal = model.normalize_value(target.target)
         terms = {
             "policy_loss": self.policy_loss(ratio, advantage),
@@ -186,14 +190,31 @@ class APPOLearner(ActorCriticLearner):
         """Compute the shared scalars in one pass without gradients."""
         advantages, ratios = [], []
         for part in parts:
-            policy, value = self.unroll(part)
-            log_prob = policy.log_prob(part.action)
-            ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.recorded["log_prob"], log_prob))
-            advantages.append(self.returns(part, ratio, self.model.denormalize_value(value)).advantage)
+            current, value = self.unroll(part)
+            _, ratio, exact_ratio = with_noise(part, current)
+            advantages.append(self.returns(part, exact_ratio, self.model.denormalize_value(value)).advantage)
             ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
         advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
         return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
+
+
+def with_noise(batch: Batch, current: ActionDistribution) -> tuple[ActionDistribution, Tensor, Tensor]:
+    """Return the policy that the surrogate trains, with the noise of RPO, and ratios [T, B] with and without noise.
+
+    Without noise, V-trace corrects for the age of steps alone, and the KL divergence measures steps of the optimizer:
+    noise adds alpha^2 / (6 deviation^2) per number, enough to shorten traces and lower rates to the minimum.
+    """
+    ratio = _ratio(batch, current)
+    if NOISE not in batch.recorded:
+        return current, ratio, ratio
+    policy = current.shifted(batch.recorded[NOISE])
+    return policy, _ratio(batch, policy), ratio
+
+
+def _ratio(batch: Batch, policy: ActionDistribution) -> Tensor:
+    log_prob = policy.log_prob(batch.action)
+    return losses.clamped_ratio(log_prob, torch.where(batch.valid, batch.recorded["log_prob"], log_prob.detach()))
 
 
 def cleaned(batch: Batch) -> Batch:

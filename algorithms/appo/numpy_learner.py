@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from appo.algorithms.appo.learner import APPOLearner
+from appo.algorithms.appo.learner import NOISE, APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
@@ -64,13 +64,15 @@ class NumpyUpdate:
         network = self._networks[steps, columns]
         logits, value = network.unroll(batch.obs[network.key].numpy().reshape(-1, *batch.obs[network.key].shape[2:]))
         value = value.reshape(steps + 1, columns)
-        acted = (x.flatten(0, 1).numpy() for x in (batch.action, batch.recorded["logits"]))  # [T*B, *]
-        policy = PolicyTerms(self.learner.parts, logits, *acted)
-        log_prob, entropy, kl = (x.reshape(valid.shape) for x in (policy.log_prob, policy.entropy, policy.kl))
-        log_ratio = log_prob - np.where(valid, batch.recorded["log_prob"].numpy(), log_prob)
-        ratio = np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
+        acted = [x.flatten(0, 1).numpy() for x in (batch.action, batch.recorded["logits"])]  # [T*B, *]
+        current = policy = PolicyTerms(self.learner.parts, logits, *acted)
+        log_ratio, exact_ratio = _ratios(batch, current)
+        ratio = exact_ratio
+        if NOISE in batch.recorded:  # see `with_noise`
+            policy = PolicyTerms(self.learner.parts, logits + batch.recorded[NOISE].flatten(0, 1).numpy(), *acted)
+            log_ratio, ratio = _ratios(batch, policy)
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
-        advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
+        advantage, target = self._returns(batch, np.where(valid, exact_ratio, ZERO), return_value)
         normalized, deviation = _normalized(advantage, valid, count)
         limits = 1.0 / (1.0 + c.ppo_clip_ratio), 1.0 + c.ppo_clip_ratio
         free, held = ratio * normalized, np.clip(ratio, *limits) * normalized
@@ -78,8 +80,8 @@ class NumpyUpdate:
         terms = {
             "policy_loss": -np.minimum(free, held),
             "value_loss": value_loss,
-            "entropy": entropy,
-            "kl_divergence": kl,
+            "entropy": policy.entropy.reshape(valid.shape),
+            "kl_divergence": current.kl.reshape(valid.shape),
             "ratio_mean": ratio,
             "fraction_clipped": (ratio < limits[0]) | (ratio > limits[1]),
             "value_mean": return_value[:-1],
@@ -130,6 +132,14 @@ def numpy_update(learner: APPOLearner) -> NumpyUpdate | None:
     simple = type(learner) is APPOLearner and not (c.kl_loss_coeff or c.microbatch_size or learner.masked)
     simple &= c.exploration_loss == "entropy" or not c.exploration_loss_coeff
     return NumpyUpdate(learner) if simple and is_supported(learner.parts) and has_numpy_twin(learner.model) else None
+
+
+def _ratios(batch: Batch, policy: PolicyTerms) -> tuple[Array, Array]:
+    """Return the logarithms [T, B] of probability ratios to the acting policy, and the clamped ratios."""
+    valid = batch.valid.numpy()
+    log_prob = policy.log_prob.reshape(valid.shape)
+    log_ratio = log_prob - np.where(valid, batch.recorded["log_prob"].numpy(), log_prob)
+    return log_ratio, np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
 
 
 def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:

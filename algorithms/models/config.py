@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from appo.utils.command_line import words_of
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.flags import flag
 from appo.utils.system import machine
@@ -37,7 +38,9 @@ class EncoderRow(NamedTuple):
 
 
 MLP = "mlp"
-"""Subtype for every observation that is not an image."""
+"""Subtype for every observation that is not an image, and type of encoders without convolutions."""
+MLP_RESIDUAL = "mlp_residual"
+"""Subtype of residual blocks, chosen by flags alone."""
 
 ENCODERS = (
     EncoderRow("convnet_simple", "conv", 36, "build_convnet_simple"),
@@ -45,9 +48,13 @@ ENCODERS = (
     EncoderRow("convnet_dqn", "conv", 20, "build_convnet_dqn"),
     EncoderRow("convnet_impala", "conv", 1, "build_impala"),
     EncoderRow("resnet_impala", "resnet", 1, "build_impala"),
-    EncoderRow(MLP, "mlp", 1, "build_mlp"),
+    EncoderRow(MLP, MLP, 1, "build_mlp"),
+    EncoderRow(MLP_RESIDUAL, MLP, 1, "build_mlp_residual"),
 )
 """The built-in encoders; `--encoder_subtype=auto` selects the first of `--encoder_type`."""
+
+MLPS = frozenset(row.subtype for row in ENCODERS if row.type == MLP)
+"""Subtypes that flatten an observation."""
 
 ENCODER_TYPES = tuple(dict.fromkeys(row.type for row in ENCODERS))
 
@@ -70,7 +77,7 @@ class ModelConfig:
     encoder_subtype: str = flag(
         "auto",
         "layers of the encoder; auto = the usual one of its family (convnet_atari is the Nature network, convnet_dqn"
-        " its smaller forerunner)",
+        " its smaller forerunner; mlp_residual has blocks x + W2 relu(W1 LayerNorm(x)) for vectors, as in SimBa)",
         choices=("auto", *(row.subtype for row in ENCODERS)),
         fixed_on_resume=True,
     )
@@ -82,7 +89,7 @@ class ModelConfig:
     )
     encoder_mlp_layers: tuple[int, ...] = flag(
         (512, 512),
-        "units of each layer of the mlp encoder, separated by commas",
+        "units of each layer of the mlp encoder, separated by commas; mlp_residual has a block per number, all equal",
         minimum=1,
         fixed_on_resume=True,
         needs="vectors",
@@ -102,7 +109,9 @@ class ModelConfig:
         fixed_on_resume=True,
         needs="images|memory",
     )
-    nonlinearity: str = flag("elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True)
+    nonlinearity: str = flag(
+        "elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True, needs="activations"
+    )
     policy_initialization: str = flag(
         "orthogonal",
         "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",
@@ -196,15 +205,22 @@ def encoder_names(config: ModelConfig, observations: dict[str, ObservationSpec])
 
     An image has three dimensions, sides that the chosen net accepts, and the channels of a picture (`is_picture`)
     unless flags ask for a net of images. Every other observation is flattened into an mlp, also the smaller key of a
-    Dict.
+    Dict; `mlp_residual`, if chosen, takes the place of the mlp.
 
     Raises:
-        UsageError: type and subtype contradict each other, or no observation is an image for the chosen net.
+        UsageError: type and subtype contradict each other, no observation is an image for the chosen net, or layers do
+            not fit residual blocks.
     """
-    row = _chosen_row(config)
+    row, layers = _chosen_row(config), config.encoder_mlp_layers
+    if row.subtype == MLP_RESIDUAL and len(set(layers)) != 1:
+        raise UsageError(
+            f"--encoder_mlp_layers={words_of(layers)}: blocks of --encoder_subtype={MLP_RESIDUAL} have one width, give"
+            " a number per block, all equal"
+        )
+    of_vectors = row.subtype if row.type == MLP else MLP
     was_asked_for = (config.encoder_type, config.encoder_subtype) != ("auto", "auto")
     names = {
-        key: row.subtype if is_large(spec, row.min_side) and (was_asked_for or is_picture(spec)) else MLP
+        key: row.subtype if is_large(spec, row.min_side) and (was_asked_for or is_picture(spec)) else of_vectors
         for key, spec in observations.items()
     }
     if was_asked_for and row.subtype not in names.values():

@@ -170,6 +170,17 @@ def build_mlp(shape: Shape, config: ModelConfig) -> Encoder:
     return mlp_encoder(shape, config.encoder_mlp_layers, config.nonlinearity)
 
 
+def build_mlp_residual(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build the residual net for observations that are not images: a Linear layer, blocks, LayerNorm.
+
+    Source: SimBa (Lee et al. 2024, arXiv:2410.09754), whose running statistics of observations `InputScaling` has.
+    """
+    width = config.encoder_mlp_layers[0]
+    blocks = [ResidualMlpBlock(width) for _ in config.encoder_mlp_layers]
+    first = nn.Linear(torch.Size(shape).numel(), width)
+    return _of_flat(shape, [first, *blocks, nn.LayerNorm(width)], width)
+
+
 def build_convnet_simple(shape: Shape, config: ModelConfig) -> Encoder:
     """Build the net of Sample Factory for an image [C,H,W] or [H,W,C]."""
     return conv_encoder(shape, CONVNET_SIMPLE, _extra_layer_sizes(config), config.nonlinearity)
@@ -196,7 +207,11 @@ def _extra_layer_sizes(config: ModelConfig) -> Shape:
 
 def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
     """Build a net that flattens, then has a Linear layer and a nonlinearity per entry of `layer_sizes`."""
-    layers, size = _linear_layers(torch.Size(shape).numel(), layer_sizes, activation)
+    return _of_flat(shape, *_linear_layers(torch.Size(shape).numel(), layer_sizes, activation))
+
+
+def _of_flat(shape: Shape, layers: list[nn.Module], size: int) -> Encoder:
+    """Make the encoder of layers that take flat observations, with features [N,size]."""
     if len(shape) == 1:
         return Encoder(layers, size)
     # An observation without dimensions is [N]: nn.Flatten would leave it so.
@@ -248,6 +263,22 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform x [N,channels,height,width]."""
+        change: Tensor = self.layers(x)
+        return x + change
+
+
+class ResidualMlpBlock(nn.Module):
+    """Computes x + W2 relu(W1 LayerNorm(x)) with biases and four times as many hidden units."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = 4 * width
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform x [N,width]."""
         change: Tensor = self.layers(x)
         return x + change
 

@@ -9,7 +9,7 @@ give biased ratios.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from operator import add
 from typing import NamedTuple, Self
@@ -129,8 +129,25 @@ class ActionDistribution:
         """
         return reduce(add, (part.symmetric_kl_to_uniform() for part in self._distributions))
 
+    def shifted(self, noise: Tensor) -> Self:
+        """Return the distribution of logits + noise, [..., L] each."""
+        return replace(self, logits=self.logits + noise)
+
     def _joined(self, values: Iterable[Tensor]) -> Tensor:
         return torch.cat(list(values), dim=-1).to(_layout(self.parts).dtype)
+
+
+def noise_of_means(parts: Parts, shape: tuple[int, ...], alpha: float, generator: Generator) -> Tensor:
+    """Draw noise [*shape, L] for logits: Uniform(-alpha, alpha) for the mean of every real number, 0 elsewhere.
+
+    Source: Rahman & Xue 2022, arXiv:2212.07536.
+    """
+    layout = _layout(parts)
+    noise = torch.zeros(*shape, layout.widths.logits, device=generator.device)
+    for (kind, size), part in zip(parts, layout.parts, strict=True):
+        if kind in REAL:
+            noise[..., part.logits][..., :size].uniform_(-alpha, alpha, generator=generator)
+    return noise
 
 
 class _Widths(NamedTuple):

@@ -50,6 +50,11 @@ class ActorCriticAlgorithm(Algorithm):
         flags.check()
         if flags.lr_schedule.startswith("kl_adaptive") and "kl_divergence" not in self.metrics:
             raise UsageError(f"--lr_schedule={flags.lr_schedule}: --algo={self.name} measures no KL divergence")
+        alpha = getattr(flags, "rpo_alpha", 0.0)
+        if alpha and spec is not None and not any(spec.action.is_real):
+            raise UsageError(
+                f"--rpo_alpha={alpha:g}: no action is continuous, or --continuous_as_bins makes choices of all; take 0"
+            )
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields; values are in units of return."""

@@ -148,6 +148,13 @@ class SurrogateConfig(ColumnsConfig):
     value_loss_coeff: float = flag(
         0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
     )
+    rpo_alpha: float = flag(
+        0.0,
+        "largest number that the loss adds to, or takes from, the mean of every continuous action, drawn anew for each"
+        " sample (RPO); keeps deviations up, and harms tasks of precision; 0 = off",
+        minimum=0,
+        needs="reals",
+    )
 
 
 STEP_METRICS = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
-from appo.algorithms.ops.distributions import ActionDistribution
+from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
 from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
 from appo.algorithms.parts.rmsprop import FlatRMSProp
@@ -206,6 +206,15 @@ class ActorCriticLearner(FlatLearner):
         logits, value = self.model.unroll(batch.obs, batch.first, batch.rnn_state, self.config.segment_steps)
         mask = batch.obs[MASK_KEY][:-1].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
+
+    def draw_noise(self, *shape: int) -> Tensor:
+        """Return the noise of `--rpo_alpha` for logits, [*shape, L] on the device; [*shape, 0] if the flag is 0."""
+        device, alpha = self.flat.flat.device, self.config.rpo_alpha
+        if not alpha:
+            return torch.empty(*shape, 0, device=device)
+        # A seed from the host, and a generator of the device: nothing waits, and the state has all random numbers.
+        seed = int(torch.randint(1 << 31, (), generator=self.generator))
+        return noise_of_means(self.parts, shape, alpha, torch.Generator(device).manual_seed(seed))
 
     def descend(self, batch: Batch, loss: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Make one optimizer step down a loss, and raise `updates` and `version`.

@@ -140,6 +140,10 @@ class PPOLearner(ActorCriticLearner):
         if c.normalize_advantages == "batch":
             advantage = losses.normalize_advantage(advantage, m.valid, moments)
         ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
+        moved = ratio.detach()  # by the optimizer alone: noise is no step, and would end iterations and lower rates
+        if m.noise.shape[-1]:
+            policy = policy.shifted(m.noise)
+            ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - e, 1 + e) * advantage)
         behavior_value, target = self.model.normalize_value(m.value), self.model.normalize_value(m.target)
         fixed = ratio.detach()
@@ -147,7 +151,7 @@ class PPOLearner(ActorCriticLearner):
             "policy_loss": -surrogate,
             "value_loss": losses.clipped_value_loss(value, behavior_value, target, c.ppo_clip_value),
             "entropy": policy.entropy(),
-            KL: (fixed - 1) - fixed.log(),  # KL(acting || current) without logits: Schulman 2020, estimator k3
+            KL: (moved - 1) - moved.log(),  # KL(acting || current) without logits: Schulman 2020, estimator k3
             "ratio_mean": fixed,
             "fraction_clipped": ((fixed - 1).abs() > e).float(),
             "value_mean": self.model.denormalize_value(value.detach()),
@@ -202,8 +206,9 @@ class PPOLearner(ActorCriticLearner):
         return plan
 
     def minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
-        """Gather segments [N]."""
-        return gather(batch, segments, self.segment_steps, remembers=self.model.rnn_state_size > 0)
+        """Gather segments [N], and draw the noise of RPO."""
+        noise = self.draw_noise(self.segment_steps, len(segments))
+        return gather(batch, segments, noise, remembers=self.model.rnn_state_size > 0)
 
     def _evaluate(self, m: Minibatch) -> tuple[ActionDistribution, Tensor]:
         """Return the current policy and normalized values, [S, N]."""

@@ -22,6 +22,7 @@ class Minibatch:
     value: Tensor  # by the policy that acted, in units of return
     advantage: Tensor  # normalized, unless the loss normalizes
     target: Tensor  # of the value, in units of return
+    noise: Tensor  # [S, N, L] of RPO for the logits; [S, N, 0] without
 
     def part(self, index: slice) -> "Minibatch":
         """Return a slice of the segments."""
@@ -33,16 +34,16 @@ class Minibatch:
         )
 
 
-def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Minibatch:
+def gather(batch: Batch, segments: Tensor, noise: Tensor, *, remembers: bool) -> Minibatch:
     """Gather segments; segments of several steps include the next observation, for unrolling.
 
     Args:
         batch: steps [T, B], with recorded "advantage" and "target".
         segments: numbers [N] of segments, in the order of `Batch.rnn_state` [*, B].
-        steps: S, the steps of a segment.
+        noise: noise [S, N, *] of RPO, with S steps of a segment.
         remembers: whether the network has a state.
     """
-    columns = batch.valid.shape[1]
+    steps, columns = len(noise), batch.valid.shape[1]
     start = segments.div(columns, rounding_mode="floor") * steps * columns + segments % columns
     row = start + columns * torch.arange(steps, device=start.device).unsqueeze(1)
     seen = row if steps == 1 else torch.cat((row, row[-1:] + columns))
@@ -56,6 +57,7 @@ def gather(batch: Batch, segments: Tensor, steps: int, *, remembers: bool) -> Mi
         rnn_state=select(batch.rnn_state, segments) if remembers else batch.rnn_state.new_empty(len(segments), 0),
         valid=select(batch.valid, row),
         action=select(batch.action, row),
+        noise=noise,
         **{name: select(batch.recorded[name], row) for name in ("log_prob", "value", "advantage", "target")},
     )
 

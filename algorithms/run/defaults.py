@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 
-from appo.algorithms.models.config import ENCODERS, MLP, ModelConfig, encoder_names, is_large, is_picture
+from appo.algorithms.models.config import ENCODERS, MLPS, ModelConfig, encoder_names, is_large, is_picture
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.runtime.algorithm import Algorithm
 from appo.envs import presets as env_presets
@@ -110,8 +110,8 @@ def _decisive(config: Config, spec: EnvSpec) -> str:
     large = {key: one for key, one in shown.items() if key != MASK_KEY and is_large(one, ENCODERS[0].min_side)}
     images, others = list[str](), list[str]()
     for key, encoder in encoder_names(model, large).items() if large else ():
-        if encoder != MLP or not is_picture(large[key]):
-            (others if encoder == MLP else images).append(f"{key} {list(large[key].shape)}")
+        if encoder not in MLPS or not is_picture(large[key]):
+            (others if encoder in MLPS else images).append(f"{key} {list(large[key].shape)}")
     if images:
         return f"by key {', '.join(images)}"
     channels = "not 1 to 4 channels in up to 4 frames, as a picture: --encoder_type=conv reads such keys as one"
@@ -123,7 +123,7 @@ def _by_kind(config: Config, spec: EnvSpec) -> Mapping[str, object]:
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoder = ModelConfig() if config.model.encoder_custom else config.model
     continuous, rollout = any(spec.action.is_real), config.learning.rollout
-    if images := any(name != MLP for name in encoder_names(encoder, inputs).values()):
+    if images := not MLPS.issuperset(encoder_names(encoder, inputs).values()):
         network = env_presets.network_for_images(continuous=continuous)
     else:
         network = env_presets.network_for_numbers(

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
-from appo.algorithms.models.config import MLP, ModelConfig, encoder_names
+from appo.algorithms.models.config import MLP_RESIDUAL, MLPS, ModelConfig, encoder_names
 from appo.algorithms.run.algorithms import ALGORITHMS
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
 from appo.envs.spec import MASK_KEY, EnvSpec
 
 FEATURES = {
+    "activations": f"encoders other than {MLP_RESIDUAL}",
     "actors": "algorithms that play environments",
     "agents": "environments of several agents",
     "central": "--inference=central",
@@ -31,17 +32,18 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
     features: dict[str, object] = {
+        "activations": encoders != {MLP_RESIDUAL},
         "actors": algorithm.needs_actors,
         "agents": spec.num_agents > 1,
         "central": placement == "central",
         "critic": algorithm.values == "critic",
-        "images": bool(encoders - {MLP}),
+        "images": bool(encoders - MLPS),
         "memory": remembers,
         "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
         "processes": placement != "serial",
         "reals": any(spec.action.is_real),
         "returns": bool(algorithm.values),
-        "vectors": MLP in encoders,
+        "vectors": bool(encoders & MLPS),
     }
     return config.to_flat() | features
 

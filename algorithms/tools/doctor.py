@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from appo.algorithms.models.config import MLP, encoder_names
+from appo.algorithms.models.config import MLPS, encoder_names
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.run.defaults import chosen_in, told
 from appo.algorithms.run.directory.page import version_of
@@ -250,7 +250,7 @@ def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
     """Yield a finding about large observations that are not read as images."""
     encoders = {} if config.model.encoder_custom else encoder_names(config.model, spec.observations)
     for key, one in spec.observations.items():
-        if encoders.get(key) == MLP and key != MASK_KEY and math.prod(one.shape) > MANY_NUMBERS:
+        if encoders.get(key) in MLPS and key != MASK_KEY and math.prod(one.shape) > MANY_NUMBERS:
             large = f"{key} {list(one.shape)} is read as {math.prod(one.shape):,} numbers"
             helps = "leave out what is not needed; --encoder_type=conv reads three dimensions as an image"
             yield Finding("inputs", "note", f"{large}, for which layers are large and slow: {helps}")

@@ -91,6 +91,7 @@ CASES = {
     "lstm": (BOX, MIXED, {"rnn_type": "lstm", "rnn_num_layers": 2, "actor_critic_share_weights": False}),
     "image": (IMAGE, spaces.MultiDiscrete([2, 4]), {"normalize_images": True}),
     "impala": (IMAGE, spaces.Discrete(2), {"encoder_type": "resnet", "use_spectral_norm": True}),
+    "residual": (BOX, MIXED, {"encoder_subtype": "mlp_residual", "encoder_mlp_layers": [16, 16]}),
     "scaled": (BOX, FAR, PLAIN),
     "squashed": (BOX, FAR, PLAIN | {"action_distribution": "tanh_gaussian", "adaptive_stddev": False}),
     "units of before": (BOX, FAR, PLAIN | {"action_scaling": "off"}),

@@ -157,6 +157,9 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--hidden_size has no effect: it is for environments that show images or networks with a memory"
         ]),
         (["--hidden_size=8", "--encoder_custom=a:B"], NUMBERS, CHOICES, []),
+        (["--encoder_subtype=mlp_residual", "--nonlinearity=tanh", "--encoder_mlp_layers=8,8"], NUMBERS, CHOICES, [
+            "--nonlinearity has no effect: it is for encoders other than mlp_residual"
+        ]),
         (["--initial_stddev=2"], NUMBERS, CHOICES, [
             "--initial_stddev has no effect: it is for actions that are drawn as numbers"
         ]),

@@ -36,6 +36,7 @@ STREAM = {
     "worker_num_splits": 2,
 }
 """PPO whose batches stream: four parts in two rounds."""
+NOISY = {"env": "toy/Target-v0", "rpo_alpha": 0.5}
 LEGS: dict[str, object] = {"deterministic_resume": True, "save_every_env_steps": 300}
 LOCKSTEP: dict[str, object] = {"lockstep": True, "num_workers": 2, "worker_num_splits": 2}
 
@@ -73,6 +74,8 @@ def disarm() -> Iterator[None]:
         pytest.param(GRU, 15, [300, 600], id="gru", marks=pytest.mark.slow),
         # A batch of this one has two moments at which a step is heard of.
         pytest.param(STREAM, 13, [300, 600], id="stream", marks=pytest.mark.slow),
+        pytest.param({**MLP, **NOISY}, 30, [300, 600], id="noise", marks=pytest.mark.slow),
+        pytest.param({**STREAM, **NOISY}, 13, [300, 600], id="stream-noise", marks=pytest.mark.slow),
         pytest.param(MLP, 3, [], id="mlp-in-the-first-segment", marks=pytest.mark.slow),
     ],
 )
@@ -152,6 +155,7 @@ def test_a_stream_that_is_killed_in_the_middle_of_a_batch_goes_on_as_if_it_had_n
         pytest.param(GRU, ["serial", "local"], id="gru", marks=pytest.mark.slow),
         pytest.param(MLP, ["serial", "local", "central"], id="mlp", marks=pytest.mark.slow),
         pytest.param(GRU, ["local", "central"], id="gru-central", marks=pytest.mark.slow),
+        pytest.param({**MLP, **NOISY}, ["serial", "central"], id="noise", marks=pytest.mark.slow),
     ],
 )
 def test_in_lockstep_it_makes_no_difference_where_workers_live(

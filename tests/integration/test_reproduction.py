@@ -212,7 +212,10 @@ IMAGES: dict[str, dict[str, object]] = {
     ]
 }
 SPACES: dict[str, dict[str, object]] = (
-    {"mlp": {"encoder_type": "mlp", "encoder_subtype": "mlp", "observation": "image_chw"}}
+    {
+        subtype: {"encoder_type": "mlp", "encoder_subtype": subtype, "observation": "image_chw"}
+        for subtype in ("mlp", "mlp_residual")
+    }
     | IMAGES
     | {f"{name}-chw": case | {"observation": "image_chw"} for name, case in IMAGES.items()}
     | {f"{name}-dict": case | {"observation": "image_and_vector"} for name, case in IMAGES.items()}

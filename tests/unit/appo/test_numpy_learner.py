@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from appo.algorithms.appo.learner import APPOLearner, Whole
+from appo.algorithms.appo.learner import NOISE, APPOLearner, Whole
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.ops.returns import Returns
 from appo.algorithms.runtime.learning.batches import Batch
@@ -29,6 +29,7 @@ MODELS: dict[str, tuple[EnvSpec, dict[str, object]]] = {
     "one layer": (SPEC, {"encoder_mlp_layers": (16,)}),
     "gaussian": (env_spec_of(*GAUSSIAN), {}),
     "free deviations": (env_spec_of(*GAUSSIAN), FREE),
+    "squashed": (env_spec_of(ActionPart("tanh_gaussian", 2)), {}),
     "several parts": (env_spec_of(*PARTS), {}),
     "several parts, free deviations": (env_spec_of(*PARTS), FREE),
 }
@@ -88,6 +89,16 @@ def test_steps_of_datasets_get_the_gradient_of_torch(case: str) -> None:
     read[:, 3:] = True
     batch.recorded["value"][read] = 1e3
     assert_same_step(expected, found, replace(batch, recorded=batch.recorded | {"is_read": read}))
+
+
+@pytest.mark.parametrize("case", ["gaussian", "several parts, free deviations", "squashed"])
+def test_noise_of_means_gets_the_gradient_of_torch(case: str) -> None:
+    spec, model = MODELS[case]
+    expected, found = pair_of(spec, model, {"rpo_alpha": 0.5})
+    batch = batch_of(expected.model, spec, noise=0.5)
+    noise = expected.draw_noise(*batch.valid.shape)
+    assert noise.abs().max() > 0.4
+    assert_same_step(expected, found, replace(batch, recorded=batch.recorded | {NOISE: noise}))
 
 
 def test_whole_batches_are_learned_alike() -> None:

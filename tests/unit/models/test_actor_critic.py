@@ -22,6 +22,7 @@ from tests.unit.models.cases import (
 
 ENCODINGS: dict[str, tuple[dict[str, ObservationSpec], dict[str, object]]] = {
     "mlp": ({"obs": VECTOR}, {}),
+    "mlp_residual": ({"obs": VECTOR}, {"encoder_subtype": "mlp_residual", "encoder_mlp_layers": (16, 16)}),
     "mlp_no_statistics": ({"obs": VECTOR}, {"normalize_input": False}),
     "convnet_simple": ({"obs": IMAGE}, {"obs_scale": 255.0}),
     "convnet_atari": ({"obs": IMAGE}, {"obs_scale": 255.0, "encoder_subtype": "convnet_atari"}),

@@ -40,10 +40,15 @@ def names_of(flags: dict[str, object], **observations: ObservationSpec) -> list[
 @pytest.mark.parametrize("use_rnn", [True, False])
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("spec", [VECTOR, IMAGE])
-def test_weights_are_counted_before_there_are_any(spec: ObservationSpec, shares: bool, use_rnn: bool) -> None:
+@pytest.mark.parametrize("layers", [(5, 7), (5, 5)])
+def test_weights_are_counted_before_there_are_any(
+    spec: ObservationSpec, shares: bool, use_rnn: bool, layers: tuple[int, int]
+) -> None:
+    subtype = "mlp_residual" if layers == (5, 5) and spec == VECTOR else "auto"
     config = config_of(
-        use_rnn=use_rnn, rnn_num_layers=2, rnn_type="lstm", actor_critic_share_weights=shares, encoder_mlp_layers=(5, 7)
-    )
+        use_rnn=use_rnn, rnn_num_layers=2, rnn_type="lstm", actor_critic_share_weights=shares,
+        encoder_mlp_layers=layers, encoder_subtype=subtype,
+    )  # fmt: skip
     env_spec = env_spec_of(obs=spec)
     model = build_model(config, env_spec)
     heads = sum(p.numel() for part in (model.policy_head, model.value_head) for p in part.parameters())
@@ -94,6 +99,9 @@ def test_encoder_follows_the_observation() -> None:
     assert names_of({"encoder_type": "resnet"}, obs=SMALL_IMAGE) == ["resnet_impala"]
     assert names_of({"encoder_type": "mlp"}, obs=IMAGE) == ["mlp"]
     assert names_of({"encoder_subtype": "mlp"}, obs=IMAGE) == ["mlp"]
+    residual = {"encoder_subtype": "mlp_residual"}
+    assert names_of(residual, a=VECTOR, b=IMAGE, c=SMALL_IMAGE) == ["mlp_residual"] * 3
+    assert names_of({"encoder_type": "mlp", **residual}, obs=VECTOR) == ["mlp_residual"]
 
 
 @pytest.mark.parametrize("row", ENCODERS, ids=lambda row: row.subtype)
@@ -122,6 +130,12 @@ def test_subtypes_are_unique() -> None:
             {"obs": IMAGE},
             "convnet_atari does not go with --encoder_type=mlp",
         ),
+        (
+            {"encoder_subtype": "mlp_residual", "encoder_mlp_layers": (64, 32)},
+            {"obs": VECTOR},
+            "--encoder_mlp_layers=64,32: blocks of --encoder_subtype=mlp_residual have one width",
+        ),
+        ({"encoder_subtype": "mlp_residual", "encoder_mlp_layers": ()}, {"obs": VECTOR}, "_layers=empty: blocks of"),
     ],
 )
 def test_wrong_encoder_flags(flags: dict[str, object], observations: dict[str, ObservationSpec], message: str) -> None:

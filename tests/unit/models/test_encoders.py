@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,12 +36,36 @@ def impala_encoder_of_one(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
     return impala_encoder(shape, (16,), "relu")
 
 
-@pytest.mark.parametrize("name", [row.subtype for row in ENCODERS if row.subtype != MLP])
+@pytest.mark.parametrize("name", [row.subtype for row in ENCODERS if row.type != MLP])
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 36, 36)])
 def test_every_image_encoder_reads_both_layouts(name: str, shape: tuple[int, ...]) -> None:
     encoder = build_encoder(name, shape, config_of())
     assert encoder.output_size == 8
     assert encoder(torch.rand(3, *shape)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), ()])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_residual_blocks_are_those_of_the_paper(shape: tuple[int, ...], blocks: int) -> None:
+    encoder = build_encoder("mlp_residual", shape, config_of(encoder_mlp_layers=(6,) * blocks, nonlinearity="tanh"))
+    for parameter in encoder.parameters():
+        nn.init.normal_(parameter)
+    weights = [parameter.detach().double().numpy() for parameter in encoder.parameters()]
+    assert [w.shape for w in weights[2:8]] == [(6,), (6,), (24, 6), (24,), (6, 24), (6,)]
+    assert len(weights) == 2 + 6 * blocks + 2
+
+    def layer_norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        normalized: np.ndarray = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        return normalized * scale + shift
+
+    observations = torch.randn(7, *shape)
+    x = observations.double().numpy().reshape(7, -1) @ weights[0].T + weights[1]
+    for i in range(2, 2 + 6 * blocks, 6):
+        scale, shift, w1, b1, w2, b2 = weights[i : i + 6]
+        x = x + np.maximum(layer_norm(x, scale, shift) @ w1.T + b1, 0.0) @ w2.T + b2
+    features = encoder(observations).detach().numpy()
+    assert encoder.output_size == 6
+    np.testing.assert_allclose(features, layer_norm(x, *weights[-2:]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (3, 37, 41), (72, 128, 3), (50, 45, 1)])

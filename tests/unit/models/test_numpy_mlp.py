@@ -101,6 +101,7 @@ def test_networks_of_other_kinds_are_left_to_torch() -> None:
     others = [
         (replace(PLAIN, use_rnn=True, hidden_size=8), spec),
         (replace(PLAIN, use_spectral_norm=True), spec),
+        *((replace(PLAIN, encoder_subtype="mlp_residual", encoder_mlp_layers=(8,) * n), spec) for n in (1, 2)),
         (replace(PLAIN, encoder_mlp_layers=(1, MAX_WEIGHTS)), spec),
         (replace(PLAIN, hidden_size=8), spec_of(CHOICES, ObservationSpec((3, 36, 36), "uint8"))),
         (PLAIN, EnvSpec({"a": VECTOR, "b": VECTOR}, ActionSpec(CHOICES))),
