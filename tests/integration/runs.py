@@ -18,6 +18,7 @@ from safetensors.numpy import load
 from appo.algorithms.run import main, observers
 from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.workers.blueprint import Blueprint
+from appo.algorithms.runtime import runner
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
@@ -38,7 +39,7 @@ from appo.algorithms.runtime.runner import run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.utils import checkpoint_files
 from appo.utils.metrics import read_metrics
-from tests.patience import HANG_SECONDS
+from tests.patience import HANG_SECONDS, patient
 
 ROOT = Path(__file__).parents[2]
 SMALL: Mapping[str, Any] = {
@@ -188,6 +189,8 @@ def record(directory: Path, **flags: object) -> Recorded:
 
     with pytest.MonkeyPatch.context() as patch, main.Run(config) as run:
         patch.setattr(observers, "Monitor", RecordingMonitor)
+        # An actor that is killed at the end has counted episodes that it has not reported.
+        patch.setattr(runner, "STOP_SECONDS", patient(4.0))
         reason = run_to_end(run.turns())
     assert not multiprocessing.active_children()
     return Recorded(directory, reason, reports)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.elsewhere import completed
-from tests.patience import HANG_SECONDS
+from tests.patience import HANG_SECONDS, patient
 
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = "--env=CartPole-v1"
@@ -152,7 +152,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
         assert (result.returncode, result.stderr) == (0, "")
         assert "--learning_rate" in result.stdout
     print(f"--help takes {min(times):.2f} s")
-    assert min(times) < 2.5  # the promise is 0.5
+    assert min(times) < patient(2.5)  # the promise is 0.5
     result = subprocess.run(
         [sys.executable, "-c", HELP.format(script=str(ROOT / "train_appo.py"))],
         cwd=tmp_path,
@@ -236,7 +236,8 @@ def test_a_program_imports_its_own_modules_beside_appo(tmp_path: Path, placement
     (tmp_path / "env_of_mine.py").write_text(MY_ENV.replace("from utils", f"from {module}"))
     (tmp_path / "program.py").write_text(PROGRAM.format(module=module))
     done = completed(tmp_path, [sys.executable, "program.py", placement], ["PYTHONPATH"])
-    assert (done.returncode, done.stderr) == (0, "")
+    slow = "nothing is trained after "  # on a busy machine the first batch may be late
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith(slow)]) == (0, [])
     assert done.stdout.splitlines()[-1] == f"True 1.0 env_of_mine {tmp_path / others[0]}"
 
 
