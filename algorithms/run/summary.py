@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.run.folder import folders
 from appo.algorithms.runtime.config import ENDLESS
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
@@ -47,10 +46,10 @@ class RunSummary(NamedTuple):
     active: float
 
 
-def summaries(group: Path) -> list[RunSummary]:
-    """Return all runs of a folder, the last active first. Damaged runs hide no others."""
-    runs = [run for name in folders(group) if (run := summary(group / name)) is not None]
-    return sorted(runs, key=lambda run: (-run.active, run.name))
+def summaries(directories: Mapping[str, Path]) -> list[RunSummary]:
+    """Return the summaries of runs under the given names, the last active first. Damaged runs hide no others."""
+    found = [run._replace(name=name) for name, path in directories.items() if (run := summary(path)) is not None]
+    return sorted(found, key=lambda run: (-run.active, run.name))
 
 
 def summary(directory: Path) -> RunSummary | None:

@@ -18,8 +18,7 @@ from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve,
 from appo.algorithms.run.folder import check_name, is_run
 from appo.algorithms.run.summary import summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.comparison.saved_runs import read_each, read_run
-from appo.algorithms.tools.comparison.settings import sweep_table
+from appo.algorithms.tools.comparison.saved_runs import read_each, read_run, sweep_table
 from appo.algorithms.tools.flags import LaunchConfig
 from appo.utils.command_line import flag_text, own_command, say
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError

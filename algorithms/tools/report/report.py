@@ -22,8 +22,7 @@ from appo.algorithms.runtime.monitor.performance import Performance
 from appo.algorithms.runtime.roles import ROLES
 from appo.algorithms.tools.comparison.lineage import describe
 from appo.algorithms.tools.comparison.plot import ASIDE
-from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags, read_each
-from appo.algorithms.tools.comparison.settings import settings_of
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags, read_each, settings_of
 from appo.algorithms.tools.flags import ReportConfig
 from appo.algorithms.tools.report.contents import COLOURS, MIB, Films, ReportedRun, Video, drawing, read
 from appo.utils.command_line import say, words_of, words_of_flag
