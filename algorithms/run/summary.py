@@ -75,7 +75,7 @@ def summary(directory: Path) -> RunSummary | None:
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
         share=_share(config, status, env_steps),
-        seconds_left=_number(status.get("seconds_left")) if state == "training" else None,
+        seconds_left=number_of(status.get("seconds_left")) if state == "training" else None,
         best_return=_best_return(folder, last_return),
         last_return=last_return,
         active=max(changed for changed in times if changed is not None),
@@ -107,19 +107,19 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
     """Return the spent share of the budget in the status, else of the env steps in the flags."""
-    policies = _number(config.get("num_policies")) or 1
+    policies = number_of(config.get("num_policies")) or 1
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
-    limits = {**budget, "env_steps": _number(budget.get("env_steps")) or config.get("train_for_env_steps")}
+    limits = {**budget, "env_steps": number_of(budget.get("env_steps")) or config.get("train_for_env_steps")}
     used = {
         "env_steps": (env_steps, policies),
-        "samples": (_number(totals.get("samples")), policies),
-        "seconds": (_number(status.get("seconds")), 1),
+        "samples": (number_of(totals.get("samples")), policies),
+        "seconds": (number_of(status.get("seconds")), 1),
     }
     # Stopping takes time, and the last batch is taken whole.
     shares = [
         min(1.0, number / (limit * times))
         for name, (number, times) in used.items()
-        if number is not None and (limit := _number(limits.get(name))) and limit < ENDLESS[name]
+        if number is not None and (limit := number_of(limits.get(name))) and limit < ENDLESS[name]
     ]
     return max(shares, default=None)
 
@@ -128,7 +128,7 @@ def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) 
     """Return the mean return of every policy: from the status, which is written often, else from the last report."""
     means = status.get("return_mean")
     for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in last]):
-        if known := [number for value in values if (number := _number(value)) is not None]:
+        if known := [number for value in values if (number := number_of(value)) is not None]:
             return known
     return []
 
@@ -184,7 +184,8 @@ def _modified(path: Path) -> float | None:
         return None
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
+    """Return a number that a file may contain; None for any other value."""
     return value if is_number(value) else None
 
 

@@ -63,8 +63,7 @@ def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Played:
         result = Played(run, env_steps, seed, [], None if recorder is None else recorder.video)
         if not config.json:
             which = f"{config.load_checkpoint_kind} checkpoint of policy {config.policy_index}"
-            say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}")
-            say("episode        return     length")
+            say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}\nepisode        return     length")
         look = None if recorder is None else recorder.look
         for number, episode in enumerate(play(envs, player, config, seed, look), start=1):
             result.episodes.append(episode)

@@ -75,22 +75,20 @@ class Scales:
     def __init__(self, envs: GroupEnv) -> None:
         floats = [key for key, shown in envs.spec.observations.items() if shown.dtype.startswith("float")]
         self.shown = dict.fromkeys(floats, (np.inf, -np.inf))
-        self._sizes, self._count, self._largest = np.zeros(MOST_REWARDS), 0, 0.0
+        self._sizes, self._largest = list[float](), 0.0
 
     def look(self, row: StepRow) -> None:
         """Add a step."""
         for key, (low, high) in self.shown.items():
             self.shown[key] = min(low, float(row.obs[key].min())), max(high, float(row.obs[key].max()))
-        for size in np.abs(row.reward[row.reward != 0]).tolist():
-            self._largest = max(self._largest, size)
-            if self._count < MOST_REWARDS:
-                self._sizes[self._count] = size
-                self._count += 1
+        sizes = np.abs(row.reward[row.reward != 0]).tolist()
+        self._largest = max(self._largest, *sizes, 0.0)
+        self._sizes += sizes[: MOST_REWARDS - len(self._sizes)]
 
     @property
     def rewards(self) -> tuple[float, float]:
         """Return median and largest size of the rewards that were not 0."""
-        return (float(np.median(self._sizes[: self._count])) if self._count else 0.0), self._largest
+        return (float(np.median(self._sizes)) if self._sizes else 0.0), self._largest
 
 
 class Walk:
@@ -107,8 +105,7 @@ class Walk:
 
     def reset(self, seed: int) -> str:
         """Begin an episode; return a digest of the first observation."""
-        num_envs = self.envs.num_rows // self.envs.spec.num_agents
-        self.envs.reset(range(seed, seed + num_envs), self.row.obs)
+        self.envs.reset(range(seed, seed + self.envs.num_rows // self.envs.spec.num_agents), self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:

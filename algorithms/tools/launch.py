@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from appo.algorithms.run.algorithms import algorithms_with, flag_table
 from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
@@ -89,8 +89,8 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
-        text = "_".join(f"{name}-{value}" for name, value in setting.items())
-        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', text)[:LONGEST_NAME]}_seed-{seed}".lstrip("_")
+        text = re.sub(r"[^A-Za-z0-9._-]", "-", "_".join(f"{name}-{value}" for name, value in setting.items()))
+        name = f"{text[:LONGEST_NAME]}_seed-{seed}".lstrip("_")
         check_name("experiment", name)
         own = {
             **setting, "seed": str(seed), "experiment": name, "experiments_root": config.name,
@@ -116,7 +116,7 @@ class _Running:
     def __init__(self) -> None:
         self.processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
 
-    def __enter__(self) -> "_Running":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -160,9 +160,9 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """Return the values of a flag to try, as typed by a user."""
     if name not in flags:
         raise UsageError(f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with, dashes='')}")
-    if isinstance(given, list):
-        return [flag_text(value) for value in given]
-    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]
+    if isinstance(given, str):
+        return [word.strip() for word in given.split(",")]
+    return [flag_text(value) for value in (given if isinstance(given, list) else [given])]
 
 
 def log_of(folder: Path, name: str) -> Path:

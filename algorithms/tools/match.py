@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,13 +91,11 @@ class PairOfPlayers:
     @property
     def is_of_a(self) -> Array:
         """Return whether A plays each agent, [R]."""
-        own: Array = sides_of(self.num_agents) == self.side
-        return own
+        return np.asarray(sides_of(self.num_agents) == self.side)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Return actions [R, A]. Both players see all agents; memories of foreign agents end with the episode."""
-        actions: Array = np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first))
-        return actions
+        return np.asarray(np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first)))
 
 
 def match(config: MatchConfig) -> int:
@@ -129,8 +127,8 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
         name, which = text, "latest"
     folder = RunFolder(find_run(name, Path(config.train_dir)))
     kept = which in KINDS
-    flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
-    run = load_run(folder, flags)
+    kind = which if kept else "latest"
+    run = load_run(folder, replace(_flags(config), policy_index=policy, load_checkpoint_kind=kind))
     return run if kept else _near(run, policy, int(which))
 
 
@@ -146,8 +144,7 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     """Return the run with the checkpoint nearest to a number of env steps (CheckpointError: it cannot be used)."""
-    folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
-    kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
+    kept = (one for kind in CHECKPOINT_FOLDERS for one in checkpoint_files.listed(run.folder.checkpoints(policy, kind)))
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
 
@@ -156,8 +153,7 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
     """Return the env steps of both policies, and the difference of returns in each episode."""
     flags, alike = _flags(config), _act_alike(runs)
     # Actions in different units are converted to the units of the environment.
-    envs = make_alone(runs[0].config.env if alike else _in_its_units(runs[0].config.env))
-    try:
+    with contextlib.closing(make_alone(_env_of(runs[0], alike=alike))) as envs:
         spec = envs.spec
         if spec.num_agents < 2:
             raise UsageError(f"a match needs an environment of several agents; {runs[0].config.env.env} has one")
@@ -166,11 +162,9 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         seeds = np.random.SeedSequence(seed).generate_state(2)
         together = zip(runs, [spec if alike else _as_played(run, spec) for run in runs], seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
-        players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
-        pair = PairOfPlayers(players[0], players[1], spec.num_agents)
+        a, b = (player if alike else InUnitsOfEnv(player) for player, _ in loaded)
+        pair = PairOfPlayers(a, b, spec.num_agents)
         return [steps for _, steps in loaded], list(_differences(pair, play(envs, pair, flags, seed)))
-    finally:
-        envs.close()
 
 
 def _differences(pair: PairOfPlayers, episodes: Iterator[PlayedEpisode]) -> Iterator[float]:
@@ -185,7 +179,7 @@ def _differences(pair: PairOfPlayers, episodes: Iterator[PlayedEpisode]) -> Iter
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
     """Refuse policies with different observations or actions (UsageError)."""
-    a, b = (run.config.env if _act_alike(runs) else _in_its_units(run.config.env) for run in runs)
+    a, b = (_env_of(run, alike=_act_alike(runs)) for run in runs)
     if a == b:
         return
     other = make_alone(b)
@@ -199,12 +193,16 @@ def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
 
 
 def _act_alike(runs: tuple[SavedRun, SavedRun]) -> bool:
-    a, b = ([getattr(run.config.env, name) for name in ACTION_FLAGS] for run in runs)
-    return a == b
+    a, b = (run.config.env for run in runs)
+    return all(getattr(a, name) == getattr(b, name) for name in ACTION_FLAGS)
 
 
-def _in_its_units(config: EnvConfig) -> EnvConfig:
-    return replace(config, action_scaling="off", action_distribution="gaussian", continuous_as_bins=None)
+def _env_of(run: SavedRun, *, alike: bool) -> EnvConfig:
+    """Return the environment of a run, in the environment's own units unless both policies act alike."""
+    own = run.config.env
+    if alike:
+        return own
+    return replace(own, action_scaling="off", action_distribution="gaussian", continuous_as_bins=None)
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
@@ -214,14 +212,14 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
     own = make_alone(run.config.env)
     own.close()
     units, size = ActionUnits(own.spec.action), own.spec.action.num_values
-    if own.spec.action.scale is None:  # in the environment's units, without a map
-        ends = [np.array(own.spec.action.low), np.array(own.spec.action.high)]
-    else:
+    ends: list[Any] = [own.spec.action.low, own.spec.action.high]
+    if own.spec.action.scale is not None:  # else they are in the environment's units, without a map
         ends = [units(np.full((1, size), end))[0, list(spec.action.is_real)] for end in (-np.inf, np.inf)]
     bounds = [spec.action.low, spec.action.high]
     if not np.allclose(*(np.clip(np.array(one, float), -NO_BOUND, NO_BOUND) for one in (ends, bounds))):
-        name = run.directory.name
-        raise UsageError(f"run {name} acts in other units than its opponent, and its agents have bounds of their own")
+        raise UsageError(
+            f"run {run.directory.name} acts in other units than its opponent, and its agents have bounds of their own"
+        )
     return own.spec
 
 

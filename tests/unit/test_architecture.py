@@ -133,7 +133,7 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.run.directory.code",  # of a start, as in the journal
         "appo.algorithms.run.directory.journal",
         "appo.algorithms.tools.top",  # the same
-        "appo.algorithms.tools.filming",  # compared with the times of files
+        "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
         "appo.utils.tensorboard.writer",  # TensorBoard's events
         "appo.algorithms.runtime.monitor.status",
