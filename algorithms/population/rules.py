@@ -14,13 +14,11 @@ import numpy as np
 
 REFERENCE = 0
 """The policy whose values never mutate: it keeps the values of the command line unless it copies another policy."""
-
 RESET_PROBABILITY = 0.05  # of going back to the value of the command line, where a mutation changes a value
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 1.01, 1.5
 
 SAMPLES_FACTOR = 1.2
-
 SHAPING_RANGE = 100.0  # most by which a coefficient of rewards may come to differ from the environment's own
 
 
@@ -56,10 +54,8 @@ class Selection:
         The gap is compared with the larger absolute value, so the result depends neither on the sign of rewards nor on
         a zero.
         """
-        if not math.isfinite(best):
-            return False
-        if not math.isfinite(worst):
-            return True
+        if not (math.isfinite(best) and math.isfinite(worst)):
+            return math.isfinite(best)
         gap = best - worst
         return gap > self.absolute_gap and gap > self.relative_gap * max(abs(best), abs(worst))
 
@@ -74,12 +70,8 @@ class Selection:
 
 def rank_policies(objectives: Mapping[int, float]) -> list[int]:
     """Return policies from the best to the worst; equals in their order."""
-
-    def place(policy: int) -> tuple[float, int]:
-        objective = objectives[policy]
-        return (-objective if math.isfinite(objective) else math.inf, policy)
-
-    return sorted(objectives, key=place)
+    losses = {policy: -one if math.isfinite(one) else math.inf for policy, one in objectives.items()}
+    return sorted(objectives, key=lambda policy: (losses[policy], policy))
 
 
 class Tuned(NamedTuple):
@@ -114,8 +106,7 @@ def mutate(
     values: Mapping[str, Any], tuned: Mapping[str, Tuned], rate: float, random: np.random.Generator
 ) -> dict[str, Any]:
     """Return hyperparameters after a mutation of the tuned ones."""
-    changed = {name: one.mutate(values[name], rate, random) for name, one in tuned.items()}
-    return {**values, **changed}
+    return {**values, **{name: one.mutate(values[name], rate, random) for name, one in tuned.items()}}
 
 
 def mutate_shaping(value: Any, default: Any, rate: float, random: np.random.Generator) -> Any:
