@@ -61,8 +61,8 @@ class EpisodeRecorder:
         for _, reported in stats:
             for name, value in reported.items():
                 self._stats[name].append(value)
-        alone = self.num_agents == 1
-        self.over = bool((row.terminated | row.truncated).any()) if alone else TEAM_RETURN in self._stats
+        ended = bool((row.terminated | row.truncated).any())
+        self.over = ended if self.num_agents == 1 else TEAM_RETURN in self._stats
         return frames
 
     def episode(self) -> PlayedEpisode:

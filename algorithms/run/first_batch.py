@@ -62,7 +62,7 @@ class FirstBatch:
 
     def is_trained(self, monitor: Monitor) -> bool:
         """Return whether any learning policy has been trained, in this start or before."""
-        totals = [monitor.policies[policy].totals for policy in self.policies]
+        totals = (monitor.policies[policy].totals for policy in self.policies)
         return any(total["samples"] or total["updates"] for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
@@ -87,10 +87,10 @@ class FirstBatch:
             rows = self.group_rows * self.num_groups
             of_each = math.ceil(self.columns / rows) * self.rollout if self.columns else self.steps / rows
             needed, given = seconds * of_each * rows / steps, monitor.budget.seconds
-            late = f", and {given:g} s are given" if needed > given else ""
+            late = f", and {given:g} s are given" * (needed > given)
             soon = f", {duration(needed)} from the start at this speed{late}"
-        more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
-        return f"{there}{soon}: {more}"
+        more = f"or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
+        return f"{there}{soon}: lower {flags}, {more}"
 
     def tick(self, monitor: Monitor) -> None:
         """Log once, after `SAY_AFTER_SECONDS`, the missing steps, if nothing is trained by then."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appo.envs.given import unnumbered
 from appo.utils.checkpoint_files import listed
@@ -69,9 +69,8 @@ def new_name(group: Path, env: str) -> str:
 
 def numbered(group: Path, stem: str) -> str:
     """Return the stem with the first number after the numbers in use."""
-    pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
-    numbers = [int(match[1]) for name in folders(group) if (match := pattern.fullmatch(name))]
-    return f"{stem}_{max(numbers, default=0) + 1}"
+    matches = filter(None, map(re.compile(re.escape(stem) + r"_(\d{1,9})").fullmatch, folders(group)))
+    return f"{stem}_{max((int(match[1]) for match in matches), default=0) + 1}"
 
 
 def folders(group: Path) -> list[str]:
@@ -87,12 +86,6 @@ def folders(group: Path) -> list[str]:
 def saved_flags(directory: Path) -> dict[str, object]:
     """Return the stored flags of a run's last start; empty without a start (UsageError: damaged or not readable)."""
     return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
-
-
-def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return the measurement in a run's config.json; empty without one (UsageError: damaged or not readable)."""
-    measured = RunFolder(directory).read_config().get(MEASURED)
-    return measured if isinstance(measured, dict) else {}
 
 
 class WeightSource(NamedTuple):

@@ -248,7 +248,7 @@ class Run:
         checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, tables, monitor)
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        if config.algorithm.synchronous and not config.takes_turns:
+        if kind.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
         runner.has_lost_files = self.upkeep.belongings.newly_lost
@@ -358,8 +358,8 @@ class Run:
         limits = Limits.of_flags(sampling, in_segments=blueprint.in_segments)
         recorder = CrashRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
-        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
-        stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
+        count = progress.collected if sampling.sampler_only else progress.trained
+        stalls = StallWatch(progress, count, PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds)
         return Processes(supervisor, topology, stalls, start, self.signals, sampling.max_parallel_starts)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:

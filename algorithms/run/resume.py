@@ -11,7 +11,7 @@ import numpy as np
 
 from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
 from appo.algorithms.run.directory.journal import count_starts, journal
-from appo.algorithms.run.folder import WeightSource, find_source, saved_flags, saved_measurement
+from appo.algorithms.run.folder import MEASURED, WeightSource, find_source, saved_flags
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan, seed_of
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
@@ -83,13 +83,11 @@ def changes(config: Config) -> list[str]:
 
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
     """Return the costs that an earlier start measured on an equal machine with equal work; None without such costs."""
-    directory = config.run.run_directory
-    measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
+    before, now = config.run.folder.read_config(), config.to_flat()
     same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
-    if measured.get("machine") != machine or not same_work:
-        return None
     try:
-        return Costs.from_plain(measured["costs"])
+        measured: Any = before[MEASURED]
+        return Costs.from_plain(measured["costs"]) if same_work and measured["machine"] == machine else None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # edited, or of another version
         return None
 

@@ -55,8 +55,11 @@ def summaries(directories: Mapping[str, Path]) -> list[RunSummary]:
 def summary(directory: Path) -> RunSummary | None:
     """Summarize a run by the files in its directory; None: not the directory of a run."""
     folder = RunFolder(directory)
-    times = [_modified(path) for path in (folder.config, folder.status, folder.metrics)]
-    if times[0] is None and times[1] is None:
+    times: dict[Path, float] = {}
+    for path in (folder.config, folder.status, folder.metrics):
+        with contextlib.suppress(OSError):
+            times[path] = path.stat().st_mtime
+    if not times.keys() & {folder.config, folder.status}:
         return None
     config, status = _mapping(folder.config, CONFIG_BYTES), _mapping(folder.status, STATUS_BYTES)
     damaged = config is None or status is None
@@ -78,7 +81,7 @@ def summary(directory: Path) -> RunSummary | None:
         seconds_left=number_of(status.get("seconds_left")) if state == "training" else None,
         best_return=_best_return(folder, last_return),
         last_return=last_return,
-        active=max(changed for changed in times if changed is not None),
+        active=max(times.values()),
     )
 
 
@@ -115,12 +118,11 @@ def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int 
         "samples": (number_of(totals.get("samples")), policies),
         "seconds": (number_of(status.get("seconds")), 1),
     }
-    # Stopping takes time, and the last batch is taken whole.
-    shares = [
-        min(1.0, number / (limit * times))
+    shares = (
+        min(1.0, number / (limit * times))  # stopping takes time, and the last batch is taken whole
         for name, (number, times) in used.items()
         if number is not None and (limit := number_of(limits.get(name))) and limit < ENDLESS[name]
-    ]
+    )
     return max(shares, default=None)
 
 
@@ -148,8 +150,8 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
 def _best_return(folder: RunFolder, last: float | None) -> float | None:
     """Return the best mean return so far: from best checkpoints, else from all reports, else the last one."""
     paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
-    # A different metric may have chosen the checkpoint.
     marks = ((_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best") for path in paths)
+    # A different metric may have chosen the checkpoint.
     values = (mark.get("value") for mark in marks if isinstance(mark, dict) and mark.get("metric") == RETURN)
     best = max([value for value in values if is_number(value)] or _reported_returns(folder.metrics), default=last)
     return best if last is None or best is None else max(best, last)
@@ -174,13 +176,6 @@ def _mapping(path: Path, most_bytes: int) -> dict[str, Any] | None:
     try:
         return read_own_mapping(path, most_bytes)
     except UsageError:
-        return None
-
-
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
         return None
 
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from appo.algorithms.ops.intervals import bootstrap_interval
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.numpy_player import cheapest
-from appo.algorithms.playing.player import load_player, play
+from appo.algorithms.playing.player import cheapest, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
