@@ -61,8 +61,7 @@ class EpisodeRecorder:
         for _, reported in stats:
             for name, value in reported.items():
                 self._stats[name].append(value)
-        ended = bool((row.terminated | row.truncated).any())
-        self.over = ended if self.num_agents == 1 else TEAM_RETURN in self._stats
+        self.over = bool((row.terminated | row.truncated).any()) if self.num_agents == 1 else TEAM_RETURN in self._stats
         return frames
 
     def episode(self) -> PlayedEpisode:

@@ -62,8 +62,7 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
         if (
             placement == "central" and config.device == "cuda"
         ):  # a request of many rows costs the policy worker hardly more than one of a few
-            young = int(most_envs(config, num_agents)) // num_workers
-            envs = max(envs, min(ENVS_PER_REQUEST * splits, young))
+            envs = max(envs, min(ENVS_PER_REQUEST * splits, int(most_envs(config, num_agents)) // num_workers))
         envs = max(1, envs // splits) * splits
     if not s.worker_num_splits and envs % splits:
         splits = 1

@@ -142,8 +142,7 @@ class Training:
             raise UsageError(f"callbacks are names or objects derived from appo.Callbacks, got {shown(str(wrong[0]))}")
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
-        objects = [one for one in told if isinstance(one, Callbacks)]
-        self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
+        self._run = kind(resolve(_convert_flags(config, flags))[0], [one for one in told if isinstance(one, Callbacks)])
         check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()

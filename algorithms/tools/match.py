@@ -230,8 +230,7 @@ def score_of(differences: Sequence[float]) -> Score:
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     draws = len(differences) - wins - losses
     mean, points = Mean(statistics.fmean(differences), *bootstrap_interval(differences)), wins + draws / 2
-    win_rate = Mean(points / len(differences), *wilson_interval(points, len(differences)))
-    return Score(mean, win_rate, wins, draws, losses)
+    return Score(mean, Mean(points / len(differences), *wilson_interval(points, len(differences))), wins, draws, losses)
 
 
 def _summary(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:

@@ -161,8 +161,7 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         ]
         total += act
     total += sample
-    learner = RELIABLE_LEARNER * policies / (learn + hand_over)
-    return min(learner, *limits, cores / total)
+    return min(RELIABLE_LEARNER * policies / (learn + hand_over), *limits, cores / total)
 
 
 def choose(
@@ -325,8 +324,7 @@ def _counts(given: int, limit: int) -> list[int]:
     """Return the given count alone, or else powers of two up to the limit, the limit and the limit minus one."""
     if given:
         return [given]
-    powers = {1 << i for i in range(limit.bit_length())}
-    return sorted(n for n in powers | {limit, limit - 1} if 1 <= n <= limit)
+    return sorted(n for n in {1 << i for i in range(limit.bit_length())} | {limit, limit - 1} if 1 <= n <= limit)
 
 
 def _envs(plan: Sampling) -> int:

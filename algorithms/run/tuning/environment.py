@@ -123,8 +123,7 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
     most = count if envs.spec.one_per_process or count > 1 else config.sampling.given_group_size or max(LARGER_GROUPS)
     groups = (min(n, most) for n in LARGER_GROUPS)
-    quick = (n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
-    num_envs = next(quick, count)
+    num_envs = next((n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES), count)
     if num_envs > count:
         before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))

@@ -98,8 +98,7 @@ def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, 
         if points:
             axis.step(*zip(*points, strict=True), where="post", color=color, marker=".", markersize=4)
             everything += [value for _, value in points]
-    positive = bool(everything) and min(everything) > 0
-    if positive and math.log10(max(everything) / min(everything)) > 1:
+    if everything and min(everything) > 0 and math.log10(max(everything) / min(everything)) > 1:
         axis.set_yscale("log")
     axis.set_ylabel(name, fontsize=8)
     axis.tick_params(labelsize=8)

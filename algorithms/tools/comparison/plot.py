@@ -125,8 +125,7 @@ def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
     for group in groups:
         label, name = _label(group, names), group[0].name
         more = (f"{label} ({name}, {number})" for number in count(2))
-        free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
-        labels[free] = group
+        labels[next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)] = group
     return labels
 
 

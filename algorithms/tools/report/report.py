@@ -190,10 +190,9 @@ def _charts(drawn: Mapping[str, Any]) -> str:
         f'<button data-axis="{axis}" aria-pressed="{str(axis == drawn["axis"]).lower()}">{words}</button>'
         for axis, words in (("env_steps", "over env steps"), ("hours", "over time"))
     )
-    groups = drawn["groups"] if len(drawn["groups"]) > 1 else ()
     legend = "".join(
         f'<button data-group="{number}" aria-pressed="true">{_dot(group["colour"])}{safe(group["label"])}</button>'
-        for number, group in enumerate(groups)
+        for number, group in enumerate(drawn["groups"] if len(drawn["groups"]) > 1 else ())
     )
     first, *others = (
         f'<div class="card"><h3>{safe(figure["title"])}</h3>\n<div class="chart{" large" * (number == 0)}"'
@@ -284,8 +283,7 @@ def _role(found: Performance, role: str) -> str:
             at += width
     largest = sorted(times.shares.items(), key=lambda item: item[1], reverse=True)[:4]
     words = [f"{phase.replace('_', ' ')} {share:.0%}" for phase, share in largest if share >= 0.005]
-    many = f"{short_number(times.processes)} {ROLES[role].plural}"
-    name = ROLES[role].singular if times.processes == 1 else many
+    name = ROLES[role].singular if times.processes == 1 else f"{short_number(times.processes)} {ROLES[role].plural}"
     return (
         f'<div class="role"><span>{safe(name)}</span><svg class="bar" viewBox="0 0 100 12" preserveAspectRatio="none">'
         f'<rect class="rest" width="100" height="12"/>{"".join(parts)}</svg>'
