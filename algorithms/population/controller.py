@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision
+from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
 from appo.algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
-from appo.algorithms.population.rules import rank_policies
 from appo.algorithms.runtime.messages import (
     Address,
     CopyWeights,
