@@ -320,7 +320,7 @@ class Filming:
         filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
         try:
             with own_folder(self.folder, make=True):
-                video = play_run(run, filmed, seed).video
+                _, _, video = play_run(run, filmed, seed)
         except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
             self._failed[flags.policy_index] = time.time()
             if not self._warned:

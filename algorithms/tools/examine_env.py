@@ -18,7 +18,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_first, make_group
 from appo.envs.masks import random_action
 from appo.envs.precision import watched
-from appo.envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
+from appo.envs.spec import MASK_KEY, Array, GroupEnv, StepRow
 from appo.utils.system import limits
 from appo.utils.system.memory import held_bytes
 
@@ -98,11 +98,6 @@ class Walk:
         self.envs, self._random = envs, np.random.default_rng(0)
         self.row = step_row(envs.spec, envs.num_rows)
 
-    @property
-    def took_part(self) -> BoolArray:
-        """Return the rows that took part in the last step, [R]; a step that only resets belongs to no episode."""
-        return np.ones_like(self.row.first) if self.envs.spec.same_step else ~self.row.first
-
     def reset(self, seed: int) -> str:
         """Begin an episode; return a digest of the first observation."""
         self.envs.reset(range(seed, seed + self.envs.num_rows // self.envs.spec.num_agents), self.row.obs)
@@ -170,7 +165,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
         # An agent that takes no part begins an episode in every step.
         (resets if walk.row.first.all() else steps).append(seconds)
         ended = walk.row.terminated | walk.row.truncated
-        length += walk.took_part
+        length += walk.envs.spec.same_step | ~walk.row.first  # a step that only resets belongs to no episode
         scales.look(walk.row)
         episodes, ended_steps = episodes + int(ended.sum()), ended_steps + int(length[ended].sum())
         length[ended] = 0

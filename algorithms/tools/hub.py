@@ -122,7 +122,10 @@ def names_in(folder: Path) -> list[str]:
 
 
 def model_card(run: SavedRun, config: HubConfig) -> str:
-    """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
+    """Return the README of a repository: metadata for the Hub, returns of the policy, commands.
+
+    Texts of the metadata are JSON, a subset of YAML.
+    """
     env, state = run.config.env.env, read_plain(run.files["state.json"])
     returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
     score = f"{statistics.fmean(returns or [0.0]):.2f} +/- {statistics.pstdev(returns or [0.0]):.2f}"
@@ -133,7 +136,25 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     flags = shlex.join(word for item in changed for word in words_of_flag(*item))
     versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, run.config.algorithm.name, score)}
+library_name: appo
+tags:
+- deep-reinforcement-learning
+- reinforcement-learning
+- {json.dumps(env)}
+model-index:
+- name: {run.config.algorithm.name}
+  results:
+  - task:
+      type: reinforcement-learning
+      name: reinforcement-learning
+    dataset:
+      name: {json.dumps(env)}
+      type: {json.dumps(env)}
+    metrics:
+    - type: mean_reward
+      value: {json.dumps(score)}
+      name: mean_reward
+      verified: false
 ---
 # {env}, learned by asynchronous PPO
 {own}
@@ -154,30 +175,6 @@ In a loop of one's own:
 
 Trained with `appo train {flags}`, with python {platform.python_version()} {versions}.
 """
-
-
-def _front_matter(env: str, algo: str, score: str) -> str:
-    """Return the metadata of a card; texts are JSON, a subset of YAML."""
-    name = json.dumps(env)
-    return f"""library_name: appo
-tags:
-- deep-reinforcement-learning
-- reinforcement-learning
-- {name}
-model-index:
-- name: {algo}
-  results:
-  - task:
-      type: reinforcement-learning
-      name: reinforcement-learning
-    dataset:
-      name: {name}
-      type: {name}
-    metrics:
-    - type: mean_reward
-      value: {json.dumps(score)}
-      name: mean_reward
-      verified: false"""
 
 
 def _is_told(config: Config, name: str, value: object) -> bool:

@@ -27,15 +27,15 @@ class ComparedRun(NamedTuple):
     Attributes:
         name: name on the command line.
         flags: flags of the last start.
-        state: finished, crashed, ...
         curve: mean return.
+        state: finished, crashed, ...
         last_return: mean return of the last episodes.
     """
 
     name: str
     flags: Mapping[str, object]
-    state: str
-    curve: Sequence[Point]
+    curve: Sequence[Point] = ()
+    state: str = ""
     last_return: float | None = None
 
 
@@ -58,7 +58,7 @@ def read_run(name: str, directory: Path) -> ComparedRun:
     """Read a run from its directory."""
     said = summary(directory)
     state, last = (said.state, said.last_return) if said else ("unknown", None)
-    return ComparedRun(name, flags_of_run(directory), state, read_curve(directory), last)
+    return ComparedRun(name, flags_of_run(directory), read_curve(directory), state, last)
 
 
 def flags_of_run(directory: Path) -> dict[str, object]:

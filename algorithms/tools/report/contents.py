@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from appo.algorithms.population.lineage import Event, read_events
-from appo.algorithms.run.directory.journal import count_starts
-from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.folder import count_starts, saved_flags
 from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
 from appo.algorithms.runtime.monitor.curves import PLACE, Axis, Point
 from appo.algorithms.runtime.monitor.panel import Snapshot
-from appo.algorithms.tools.comparison.plot import RunCurve, band_of, group_runs
-from appo.algorithms.tools.comparison.saved_runs import default_flags
+from appo.algorithms.tools.comparison.plot import band_of, group_runs
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, default_flags
 from appo.algorithms.tools.top import ObservedRun
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
@@ -203,7 +202,7 @@ def drawing(runs: Sequence[ReportedRun], axis: Axis) -> dict[str, Any]:
         named = {name: next(iter(run.policies.values()), {}) for name, run in zip(_names(runs), runs, strict=True)}
         groups = group_runs(
             [
-                RunCurve(name, run.flags, figures.get(RETURN, ()))
+                ComparedRun(name, run.flags, figures.get(RETURN, ()))
                 for run, (name, figures) in zip(runs, named.items(), strict=True)
             ]
         )
@@ -242,9 +241,9 @@ def _names(runs: Sequence[ReportedRun]) -> list[str]:
     return names
 
 
-def _bands(group: Sequence[RunCurve], number: int) -> dict[str, Any] | None:
+def _bands(group: Sequence[ComparedRun], number: int) -> dict[str, Any] | None:
     """Return the band of a group over env steps and over hours; None without a band."""
-    points = [curve.points for curve in group if len(curve.points) > 1]
+    points = [run.curve for run in group if len(run.curve) > 1]
     if len(points) < 2:
         return None
     axes: Sequence[Axis] = ("env_steps", "hours")

@@ -159,7 +159,7 @@ def _summary(runs: Sequence[ReportedRun], drawn: Mapping[str, Any]) -> str:
 
 def _settings(runs: Sequence[ReportedRun]) -> str:
     """Return the table of settings; empty if no two runs differ only in their seed."""
-    settings = settings_of([ComparedRun(run.name, run.flags, "", (), run.summary.last_return) for run in runs])
+    settings = settings_of([ComparedRun(run.name, run.flags, last_return=run.summary.last_return) for run in runs])
     if len(settings) == len(runs):
         return ""
     names = list(settings[0].flags)
