@@ -15,7 +15,7 @@ from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import told
-from appo.algorithms.run.directory.code import CodeWatch
+from appo.algorithms.run.directory.code import CodeWatch, code_places
 from appo.algorithms.run.directory.page import leave_page
 from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
@@ -196,7 +196,7 @@ class Run:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
-        code = CodeWatch.begin(self.config)
+        code = CodeWatch(code_places(self.config))
         found = self._measure()
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided

@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from appo.algorithms.run.training import Report, Result, Training
 from appo.utils.command_line import say
@@ -18,15 +18,10 @@ from appo.utils.metrics import duration, short_number
 
 WIDTH, HEIGHT, MARGIN = 640, 180, 8
 MOST_POINTS = 400  # of a curve; every other one is left out when there are more
+ReturnPoint = tuple[int, tuple[float | None, ...]]
+"""A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
 LINE_SECONDS = 5.0  # between lines where nothing can be drawn
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
-
-
-class ReturnPoint(NamedTuple):
-    """A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
-
-    env_steps: int
-    returns: tuple[float | None, ...]
 
 
 def watch(run: Training) -> Result:
@@ -67,7 +62,7 @@ class ReturnCurve:
     def add(self, report: Report) -> None:
         """Add a report."""
         if any(value is not None for value in report.episode_returns):
-            self.points.append(ReturnPoint(report.env_steps, report.episode_returns))
+            self.points.append((report.env_steps, report.episode_returns))
         if len(self.points) > MOST_POINTS:
             del self.points[1::2]  # the first and the last stay
 
@@ -89,10 +84,10 @@ class ReturnCurve:
 
     def _drawing(self) -> str:
         """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
-        if not (values := [value for point in self.points for value in point.returns if value is not None]):
+        if not (values := [value for _, returns in self.points for value in returns if value is not None]):
             return ""
-        low, high, last = min(values), max(values), self.points[-1].env_steps
-        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(self.points[-1].returns)))
+        low, high, (last, returns) = min(values), max(values), self.points[-1]
+        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(returns)))
         labels = (
             f'<text x="{MARGIN}" y="12">{high:.4g}</text>'
             f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}">{low:.4g}</text>'

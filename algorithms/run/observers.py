@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from appo.algorithms.run.config import FLAGS_BY_PART, Config
-from appo.algorithms.run.directory.journal import begun_at
 from appo.algorithms.run.directory.page import unusual
+from appo.algorithms.run.folder import begun_at
 from appo.algorithms.run.trust import NoKey, make_key
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, Hooks
