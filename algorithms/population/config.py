@@ -18,8 +18,6 @@ SHARED = (
     "encoder_custom",
 )
 """Flags of learning and of the network that all policies share: sizes of memory, and names of code."""
-ALGO = "algo"
-"""A flag that all policies share, because a run has a single algorithm."""
 BATCH_GROWTH = 1.5
 """Largest batch after mutations, relative to the batch at the start."""
 
@@ -180,7 +178,7 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
         name = key.replace("-", "_")
         if name not in own:
             reason = "is the same for all policies"
-            if name not in (*flags, ALGO):
+            if name not in (*flags, "algo"):  # a run has a single algorithm
                 reason = f"is no flag of learning or of the network{flag_hint(name, own, dashes='')}"
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
         words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]

@@ -74,8 +74,9 @@ class Controller:
         for policy in self.learning:
             if not any(event.policy == policy for event in lineage.events):
                 tuned = {name: one.default for name, one in exploit_explore.tuned.items()}
-                first = PolicyTraits(tuned, exploit_explore.shaping)
-                self._record("start", policy, policy, first, self.traits[policy], {})
+                self._record(
+                    "start", policy, policy, PolicyTraits(tuned, exploit_explore.shaping), self.traits[policy], {}
+                )
         for policy in range(len(self.traits)):
             self._show(policy)
 

@@ -262,5 +262,6 @@ def matchmaker_of(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) 
     num_agents = envs.spec.num_agents
     if plan.num_past:
         return SelfPlayMatchmaker(plan.num_policies, num_agents, envs.num_rows // num_agents, plan.past_share, random)
-    mapping = plan.policy_mapping
-    return PolicyMatchmaker(plan.num_policies, num_agents, per_row=plan.per_row_policy, mapping=mapping, random=random)
+    return PolicyMatchmaker(
+        plan.num_policies, num_agents, per_row=plan.per_row_policy, mapping=plan.policy_mapping, random=random
+    )

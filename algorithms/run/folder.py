@@ -134,7 +134,7 @@ def find_source(text: str, group: Path) -> WeightSource:
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    if (run := next((path for path in (group / name, Path(name)) if _has(path)), None)) is None:
+    if (run := next((path for path in (group / name, Path(name)) if os.path.isfile(path / CONFIG_FILE)), None)) is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )
@@ -235,12 +235,8 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder contains the flags or the status of a run."""
-    return any(_has(path, file) for file in (CONFIG_FILE, STATUS_FILE))
-
-
-def _has(path: Path, file: str = CONFIG_FILE) -> bool:
     # Path.is_file raises for a name longer than any, and for a folder that may not be entered.
-    return os.path.isfile(path / file)
+    return any(os.path.isfile(path / file) for file in (CONFIG_FILE, STATUS_FILE))
 
 
 def newest_run(group: Path, env: str) -> Path:
@@ -248,7 +244,7 @@ def newest_run(group: Path, env: str) -> Path:
     started = []
     for path in runs_in(group):
         with contextlib.suppress(UsageError):  # a damaged run must not hide the others
-            if _has(path) and (not env or saved_flags(path).get("env") == env):
+            if os.path.isfile(path / CONFIG_FILE) and (not env or saved_flags(path).get("env") == env):
                 started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")

@@ -307,8 +307,9 @@ class Run:
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
-        log_path = self.config.run.folder.log("probe")
-        ask = partial(inquiry.Inquiry, log_path=log_path, signals=self.signals, janitor=self.janitor)
+        ask = partial(
+            inquiry.Inquiry, log_path=self.config.run.folder.log("probe"), signals=self.signals, janitor=self.janitor
+        )
         found = measure_run(self.config, partial(ask, method=first), partial(ask, method="forkserver"), cores)
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)

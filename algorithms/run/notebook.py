@@ -44,8 +44,8 @@ def watch(run: Training) -> Result:
         for report in run:
             curve.add(report)
             canvas.show(curve.text(report, run.share), curve.picture(run.directory.name, report, run.share))
-    report = run.result.report
-    canvas.close(f"{run.directory.name}: {run.result.reason}", curve.picture(run.directory.name, report, 1.0))
+    name, end = run.directory.name, run.result
+    canvas.show(f"{name}: {end.reason}", curve.picture(name, end.report, 1.0), is_last=True)
     return run.result
 
 
@@ -77,10 +77,10 @@ class ReturnCurve:
     def picture(self, name: str, report: Report, share: float | None) -> str:
         """Return the bar and the curves as HTML."""
         value = "" if share is None else f' value="{min(1.0, share):.4f}"'
-        head = (
-            f'<b>{html.escape(name)}</b> <progress max="1"{value}></progress> {html.escape(self.text(report, share))}'
+        return (
+            f'<div><b>{html.escape(name)}</b> <progress max="1"{value}></progress>'
+            f" {html.escape(self.text(report, share))}</div>{self._drawing()}"
         )
-        return f"<div>{head}</div>{self._drawing()}"
 
     def _drawing(self) -> str:
         """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
@@ -116,15 +116,11 @@ class Lines:
     def __init__(self) -> None:
         self._due = time.monotonic() + LINE_SECONDS
 
-    def show(self, text: str, picture: str) -> None:
-        """Print the text, unless a line is too recent."""
-        if time.monotonic() >= self._due:
+    def show(self, text: str, picture: str, *, is_last: bool = False) -> None:
+        """Print the text, unless a line is too recent; the last text is always printed."""
+        if is_last or time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_SECONDS
             say(text)
-
-    def close(self, text: str, picture: str) -> None:
-        """Print the last line."""
-        say(text)
 
 
 class Display:
@@ -133,15 +129,12 @@ class Display:
     def __init__(self, ipython: Any) -> None:
         self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False
 
-    def show(self, text: str, picture: str) -> None:
+    def show(self, text: str, picture: str, *, is_last: bool = False) -> None:
         """Draw the picture; a frontend without HTML shows the text."""
-        content = {"text/plain": text, "text/html": picture}
-        self._ipython.display(content, raw=True, display_id=self._name, update=self._is_there)
+        self._ipython.display(
+            {"text/plain": text, "text/html": picture}, raw=True, display_id=self._name, update=self._is_there
+        )
         self._is_there = True
-
-    def close(self, text: str, picture: str) -> None:
-        """Draw the last picture."""
-        self.show(text, picture)
 
 
 def canvas_of_process() -> Lines | Display:

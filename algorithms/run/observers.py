@@ -53,8 +53,9 @@ def make_monitor(
     flags, directory = config.logging, config.run.run_directory
     hooks = Hooks.make(flags.callbacks, config.to_flat(), None, callbacks) if flags.callbacks or callbacks else None
     monitor = Monitor(directory, flags, resumed, budget, machine, config.frozen, hooks)
-    title = Title(directory, config.env.env or config.run.algo, aim_of(budget.plain()), config.algorithm.panel)
-    monitor.console = console_for(flags, title)
+    monitor.console = console_for(
+        flags, Title(directory, config.env.env or config.run.algo, aim_of(budget.plain()), config.algorithm.panel)
+    )
     return monitor
 
 

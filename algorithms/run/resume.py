@@ -225,8 +225,9 @@ class ResumeSegments:
         """Make the workers of the segment that resumes the state in the block, not started yet."""
         env_steps = env_steps_of(self._block.read())
         self.end = (env_steps // self._every + 1) * self._every
-        seed = seed_of_segment(self._blueprint.seed, env_steps)
-        return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
+        return self._make_workers(
+            replace(self._blueprint, seed=seed_of_segment(self._blueprint.seed, env_steps), pause_env_steps=self.end)
+        )
 
     def next(self) -> Workers:
         """Make the workers of the next segment, after the last ones ended (NumericsError: no state to resume)."""

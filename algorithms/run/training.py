@@ -317,8 +317,8 @@ class Training:
         self.save()
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flags.items()}
         words = (f"--{name}={text}" for name, text in texts.items())
-        said = self._beside("evaluate", str(self.directory.absolute()), *words, "--json")
-        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        lines = self._beside("evaluate", str(self.directory.absolute()), *words, "--json").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def export(self, path: str | Path, policy: int = 0) -> Path:
         """Write a policy in its present state to an ONNX file, by `appo export` in a process beside training.

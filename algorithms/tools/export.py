@@ -213,19 +213,15 @@ def _copy(model: ActorCritic) -> ActorCritic:
         if isinstance(module, Encoder):
             module.num_image_layers = 0  # all images at once
         if parametrize.is_parametrized(module, "weight"):  # computed by spectral normalization
-            _keep_weight(module)
+            # A plain weight; torch's own function would change the original too, which has this class.
+            weight = module.weight
+            assert isinstance(weight, torch.Tensor)
+            module.__class__ = type(module).__bases__[0]
+            del module.parametrizations
+            module.weight = nn.Parameter(weight.detach().clone())
     for tensor in (*copied.parameters(), *copied.buffers()):
         tensor.data = tensor.data.clone()  # tensors of the original are views of one vector
     return copied
-
-
-def _keep_weight(module: nn.Module) -> None:
-    """Make a computed weight a plain one; torch's own function would change the original too, which has this class."""
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    module.__class__ = type(module).__bases__[0]
-    del module.parametrizations
-    module.weight = nn.Parameter(weight.detach().clone())
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
@@ -299,10 +295,13 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     for _ in range(CHECKED_STEPS):
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
-        expected = _compute(network, model, inputs)
+        obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
+        with torch.inference_mode():
+            outputs = network.outputs_of(obs, *model.act(obs, first, state))
+        expected = {name: value.numpy() for name, value in zip(network.outputs, outputs, strict=True)}
         others += int((found[ACTION] != expected[ACTION])[:, ~network.is_real].any(axis=1).sum())
-        for outputs in (found, expected):
-            outputs[ACTION] = outputs[ACTION][:, network.is_real]
+        for values in (found, expected):
+            values[ACTION] = values[ACTION][:, network.is_real]
         for name, value in expected.items():
             worst = max(worst, float((np.abs(found[name] - value) / (1 + np.abs(value))).max(initial=0.0)))
         if network.has_memory:
@@ -312,11 +311,3 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     if others > MOST_OTHER_ACTIONS * CHECKED_ROWS * CHECKED_STEPS:
         raise ExportError(f"the exported model takes {others} other actions than the policy: nothing is written")
     return worst
-
-
-def _compute(network: _Network, model: ActorCritic, inputs: Values) -> Values:
-    """Return the outputs of the acting model."""
-    obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
-    with torch.inference_mode():
-        outputs = network.outputs_of(obs, *model.act(obs, first, state))
-    return {name: value.numpy() for name, value in zip(network.outputs, outputs, strict=True)}

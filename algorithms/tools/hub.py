@@ -104,8 +104,10 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         with contextlib.ExitStack() as undo:
             folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            kept = {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS}
-            write_json_atomic(bundle.config, kept)
+            write_json_atomic(
+                bundle.config,
+                {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS},
+            )
             checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")

@@ -61,7 +61,8 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
         codes = _train_all(jobs, config)
     except StopNow:
         return Interrupted.exit_code
-    for line in results(jobs, config.folder):
+    directories = {job.name: config.folder / job.name for job in jobs if is_run(config.folder / job.name)}
+    for line in sweep_table(read_each(directories, read_run), whole=True) if directories else ():
         say(line)
     if failed := [name for name, code in codes.items() if code]:
         say(f"{len(failed)} of {len(jobs)} runs failed: {' '.join(failed)}")
@@ -102,12 +103,6 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     if len({job.name for job in jobs}) < len(jobs):
         raise UsageError("two runs of the grid have the same name: values must differ in letters and digits")
     return jobs
-
-
-def results(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """Return a table of the settings of started runs, best first (`sweep_table`)."""
-    directories = {job.name: folder / job.name for job in jobs if is_run(folder / job.name)}
-    return sweep_table(read_each(directories, read_run), whole=True) if directories else []
 
 
 class _Running:

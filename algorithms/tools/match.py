@@ -16,7 +16,7 @@ import numpy as np
 from appo.algorithms.ops.intervals import CONFIDENCE_PERCENT, bootstrap_interval, wilson_interval
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.episodes import PlayedEpisode
-from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.player import Player, load_player, play
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.population.matchmaking import sides_of
 from appo.algorithms.run.config import ACTION_FLAGS
@@ -65,28 +65,20 @@ class Score(NamedTuple):
     losses: int
 
 
-class InUnitsOfEnv:
-    """Acts like a player, with actions in the units of the environment."""
-
-    def __init__(self, player: Player) -> None:
-        self._player, self._units = player, ActionUnits(player.spec.action)
-
-    def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *]; an episode starts in rows with `first` [R]."""
-        action = self._player.act(obs, first)
-        return self._units(action).astype(np.float32) if self._units.differ else action
-
-
 class PairOfPlayers:
     """Acts for the agents of one environment, which two players share equally.
+
+    Args:
+        players: A and B.
+        alike: whether both act in the same units; otherwise actions are converted to units of the environment.
 
     Attributes:
         side: 0: A plays agents with even numbers, 1: A plays agents with odd numbers.
     """
 
-    def __init__(self, a: Acts, b: Acts, num_agents: int) -> None:
-        self.a, self.b, self.num_agents = a, b, num_agents
-        self.side = 0
+    def __init__(self, players: Sequence[Player], *, alike: bool) -> None:
+        self.players, self.side, self.num_agents = players, 0, players[0].spec.num_agents
+        self._units = [None if alike else ActionUnits(player.spec.action) for player in players]
 
     @property
     def is_of_a(self) -> Array:
@@ -95,7 +87,9 @@ class PairOfPlayers:
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Return actions [R, A]. Both players see all agents; memories of foreign agents end with the episode."""
-        return np.asarray(np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first)))
+        pairs = ((player.act(obs, first), units) for player, units in zip(self.players, self._units, strict=True))
+        of_a, of_b = (units(x).astype(np.float32) if units and units.differ else x for x, units in pairs)
+        return np.asarray(np.where(self.is_of_a[:, None], of_a, of_b))
 
 
 def match(config: MatchConfig) -> int:
@@ -162,8 +156,7 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         seeds = np.random.SeedSequence(seed).generate_state(2)
         together = zip(runs, [spec if alike else _as_played(run, spec) for run in runs], seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
-        a, b = (player if alike else InUnitsOfEnv(player) for player, _ in loaded)
-        pair = PairOfPlayers(a, b, spec.num_agents)
+        pair = PairOfPlayers([player for player, _ in loaded], alike=alike)
         return [steps for _, steps in loaded], list(_differences(pair, play(envs, pair, flags, seed)))
 
 

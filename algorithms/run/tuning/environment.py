@@ -49,8 +49,9 @@ class GroupTimer:
             reward_clip=config.env.reward_clip,
             keep=True,
         )
-        finals = FinalObservations.attach(arena, envs.spec)
-        group = EnvGroup(plan, envs, self.trajectories, finals, np.random.SeedSequence(0))
+        group = EnvGroup(
+            plan, envs, self.trajectories, FinalObservations.attach(arena, envs.spec), np.random.SeedSequence(0)
+        )
         self.random = np.random.default_rng(0)
         self.draws = [self._draw([None] * self.rows) for _ in range(NUM_DRAWS)]
         group.reset()
@@ -74,15 +75,13 @@ class GroupTimer:
 
     def mean_seconds(self, budget_seconds: float) -> float:
         """Return the seconds of a step, resets included, averaged over that time."""
-        total, deadline = self.step(), time.perf_counter() + budget_seconds
-        count = 1
-        if total > budget_seconds:
-            return total
-        total = count = 0  # the first step may have loaded or compiled something
-        while not count or time.perf_counter() < deadline:
-            total += self.step()
-            count += 1
-        return total / count
+        first, deadline = self.step(), time.perf_counter() + budget_seconds
+        if first > budget_seconds:
+            return first
+        steps = [self.step()]  # without the first one, which may have loaded or compiled something
+        while time.perf_counter() < deadline:
+            steps.append(self.step())
+        return sum(steps) / len(steps)
 
     def _actions(self, slot: int, step: int) -> Array:
         if not self.spec.action_mask:

@@ -210,17 +210,20 @@ def resolve_defaults(config: Config) -> Config:
         return config
     if config.env.env:
         check_name(config.env)
-    with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
-        inquiry = Inquiry(
+    with (
+        tempfile.TemporaryDirectory(prefix="appo-probe-") as folder,
+        SignalWatch() as signals,
+        Janitor() as janitor,
+        Inquiry(
             measure_environment,
             (config, False),
             log_path=Path(folder, "probe.log"),
             method="spawn",
             signals=signals,
             janitor=janitor,
-        )
-        with inquiry:
-            spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
+        ) as inquiry,
+    ):
+        spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
     assert isinstance(spec, EnvSpec)
     return completed(config, spec)
 
@@ -245,8 +248,9 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             pipe.send(learned_spec(config, None))
             return
         with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
-            on_failure = OnFailure(config.env.max_env_rebuilds)
-            envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
+            envs = make_first(
+                config.env, config.sampling.given_group_size, on_failure=OnFailure(config.env.max_env_rebuilds)
+            )
             made.callback(envs.close)
             seconds = time.perf_counter() - begin
             envs.spec = with_precision(envs)

@@ -223,7 +223,10 @@ def drawing(runs: Sequence[ReportedRun], axis: Axis) -> dict[str, Any]:
                 "name": name,
                 "group": group_of[name],
                 "colour": group_of[name] % COLOURS,
-                "figures": {tag: _columns(points) for tag, points in figures.items()},
+                "figures": {  # env steps, hours and values
+                    tag: [[_rounded(point[column]) for point in points] for column in range(3)]
+                    for tag, points in figures.items()
+                },
             }
             for name, figures in named.items()
         ],
@@ -233,12 +236,8 @@ def drawing(runs: Sequence[ReportedRun], axis: Axis) -> dict[str, Any]:
 
 def _names(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the names of runs, with a number for a repeated name."""
-    seen: dict[str, int] = {}
-    names = []
-    for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        names.append(run.name if seen[run.name] == 1 else f"{run.name} ({seen[run.name]})")
-    return names
+    names = [run.name for run in runs]
+    return [f"{name} ({n})" if (n := names[: i + 1].count(name)) > 1 else name for i, name in enumerate(names)]
 
 
 def _bands(group: Sequence[ComparedRun], number: int) -> dict[str, Any] | None:
@@ -253,11 +252,6 @@ def _bands(group: Sequence[ComparedRun], number: int) -> dict[str, Any] | None:
         if (band := band_of(points, axis)) is not None
     }
     return {"group": number, "colour": number % COLOURS, **plain} if plain else None
-
-
-def _columns(points: Sequence[Point]) -> list[list[float]]:
-    """Return env steps, hours and values."""
-    return [[_rounded(point[column]) for point in points] for column in range(3)]
 
 
 def _rounded(value: float) -> float:

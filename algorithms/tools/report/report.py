@@ -54,13 +54,11 @@ def report(config: ReportConfig) -> int:
     found = read_each(directories, lambda _, directory: read(directory.resolve(), films))
     content = page(found, cast(Axis, config.x)).encode()
     with replaced_when_whole(path) as temporary:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
     left_out = f"; {films.left_out} videos are left out (--video_mb={config.video_mb})" if films.left_out else ""
-    runs = f"{len(found)} run{'s' * (len(found) > 1)}"
     size = f"{len(content) / MIB:.1f} MiB" if len(content) >= MIB else f"{len(content) / 1024:.0f} KiB"
-    say(f"{runs}, {size}: {config.output}{left_out}")
+    say(f"{len(found)} run{'s' * (len(found) > 1)}, {size}: {config.output}{left_out}")
     return 0
 
 
@@ -122,10 +120,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[s
     return f'<div class="scroll"><table><tr>{top}</tr>\n{lines}\n</table></div>'
 
 
-def _dot(colour: int) -> str:
-    return f'<span class="dot c{colour}"></span>'
-
-
 def title_of(runs: Sequence[ReportedRun]) -> str:
     """Return the title of the page: the names of the first runs."""
     names = ", ".join(run.name for run in runs[:NAMED])
@@ -173,7 +167,7 @@ def _summary_row(run: ReportedRun, colour: int) -> Sequence[str]:
     found, overview = run.summary, run.snapshot.overview
     steps, seconds, performance = found.env_steps, overview.elapsed_seconds, overview.performance
     return (
-        _dot(colour) + safe(run.name),
+        f'<span class="dot c{colour}"></span>{safe(run.name)}',
         safe(found.state) + (f'<br><span class="soft">{safe(found.reason)}</span>' if found.reason else ""),
         "-" if steps is None else short_number(steps),
         duration(seconds) if seconds else "-",
@@ -191,7 +185,8 @@ def _charts(drawn: Mapping[str, Any]) -> str:
         for axis, words in (("env_steps", "over env steps"), ("hours", "over time"))
     )
     legend = "".join(
-        f'<button data-group="{number}" aria-pressed="true">{_dot(group["colour"])}{safe(group["label"])}</button>'
+        f'<button data-group="{number}" aria-pressed="true"><span class="dot c{group["colour"]}"></span>'
+        f"{safe(group['label'])}</button>"
         for number, group in enumerate(drawn["groups"] if len(drawn["groups"]) > 1 else ())
     )
     first, *others = (
