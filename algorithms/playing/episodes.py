@@ -61,8 +61,7 @@ class EpisodeRecorder:
         for _, reported in stats:
             for name, value in reported.items():
                 self._stats[name].append(value)
-        alone = self.num_agents == 1
-        self.over = bool((row.terminated | row.truncated).any()) if alone else TEAM_RETURN in self._stats
+        self.over = bool((row.terminated | row.truncated).any()) if self.num_agents == 1 else TEAM_RETURN in self._stats
         return frames
 
     def episode(self) -> PlayedEpisode:

@@ -1,5 +1,6 @@
 """A trained policy in the user's own loop, for observations as given by the environment."""
 
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from appo.algorithms.models.actor_critic import ActorCritic
-from appo.algorithms.models.flat_module import FlatModule, split
+from appo.algorithms.models.flat_module import split
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import Player, load_player
 from appo.algorithms.playing.saved_run import SavedRun, load_run
@@ -72,8 +73,7 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
             names code that is not trusted.
         CheckpointError: the policy has no usable checkpoint.
     """
-    folder = RunFolder(find_run(str(run), Path(train_dir)))
-    flags = flags_of(EvaluationConfig)
+    folder, flags = RunFolder(find_run(str(run), Path(train_dir))), flags_of(EvaluationConfig)
     asked = {"policy_index": policy, "load_checkpoint_kind": which, "device": device, "trust": trust}
     checked: dict[str, Any] = {name: from_plain(flags[name], value) for name, value in asked.items()}
     config = EvaluationConfig(**checked, train_dir=str(train_dir), env=name_of(env, is_factory))
@@ -119,7 +119,7 @@ class Policy:
         self.estimates_returns = run.config.estimates_returns(run.policy)
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
-        self._player = player
+        self._player, self._flat = player, player.policy.flat
         self._writer = ObservationWriter(run.config.env.env, *seen)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
@@ -233,10 +233,6 @@ class Policy:
         assert isinstance(model, ActorCritic)
         return model
 
-    @property
-    def _flat(self) -> FlatModule:
-        return self._player.policy.flat
-
     def _one(self, observation: Any, action_mask: Any) -> dict[str, Array]:
         """Return an observation as rows [1, *] per key, the mask included."""
         obs = self._writer.empty(1)
@@ -284,9 +280,6 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         assert isinstance(vector, GymVector)
         vector.close()
         return vector.single_spaces, vector.spec
-    envs = EnvSet([lambda: make_single(config)], config.env, RAISE)
-    try:
+    with contextlib.closing(EnvSet([lambda: make_single(config)], config.env, RAISE)) as envs:
         assert envs.spaces is not None
         return envs.spaces, envs.spec(form=ActionForm.of(config))
-    finally:
-        envs.close()

@@ -139,9 +139,8 @@ class VideoFile:
     def _complaint(self) -> str:
         assert self._complaints is not None
         self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").splitlines()
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "ffmpeg does not say why")
-        return f"cannot write the video {shown(str(self.path))}: {last[:200]}"
+        said = self._complaints.read().decode(errors="replace").strip() or "ffmpeg does not say why"
+        return f"cannot write the video {shown(str(self.path))}: {said.splitlines()[-1].strip()[:200]}"
 
 
 class Recorder:

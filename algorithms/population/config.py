@@ -18,10 +18,6 @@ SHARED = (
     "encoder_custom",
 )
 """Flags of learning and of the network that all policies share: sizes of memory, and names of code."""
-
-ALGO = "algo"
-"""A flag that all policies share, because a run has a single algorithm."""
-
 BATCH_GROWTH = 1.5
 """Largest batch after mutations, relative to the batch at the start."""
 
@@ -111,18 +107,6 @@ class PopulationConfig:
     )
 
 
-class LearningFlags(Protocol):
-    """Learning flags that a population reads; the algorithm's dataclass may have more."""
-
-    @property
-    def rollout(self) -> int:
-        """Return the steps of a trajectory."""
-
-    @property
-    def lr_schedule(self) -> str:
-        """Return the schedule of the learning rate."""
-
-
 class PopulationFlags(Protocol):
     """Flags of a run that a population reads."""
 
@@ -131,8 +115,8 @@ class PopulationFlags(Protocol):
         """Return the flags of populations."""
 
     @property
-    def learning(self) -> LearningFlags:
-        """Return the initial learning flags of all policies."""
+    def learning(self) -> Any:
+        """Return the initial learning flags of all policies, in the algorithm's dataclass."""
 
     @property
     def per_policy(self) -> Sequence[Mapping[str, Any]]:
@@ -149,15 +133,14 @@ class PopulationFlags(Protocol):
 
 def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
     """Return the policies that never learn."""
-    idle = set(range(num_policies)) - set(config.policies_to_train) if config.policies_to_train else set()
-    return frozenset(idle | set(config.frozen_policies))
+    learning = config.policies_to_train or range(num_policies)
+    return frozenset({*range(num_policies)} - {*learning} | {*config.frozen_policies})
 
 
 def check_population(config: PopulationConfig, num_policies: int) -> None:
     """Refuse contradictory flags of a population (UsageError)."""
     for name in ("policies_to_train", "frozen_policies"):
-        unknown = [policy for policy in getattr(config, name) if policy >= num_policies]
-        if unknown:
+        if any(policy >= num_policies for policy in getattr(config, name)):
             raise UsageError(f"--{name}={words_of(getattr(config, name))}: there are --num_policies={num_policies}")
     learning = num_policies - len(frozen(config, num_policies))
     if not learning:
@@ -194,9 +177,9 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
     for key, text in config.per_policy.items():
         name = key.replace("-", "_")
         if name not in own:
-            same = name in (*flags, ALGO)
-            other = f"is no flag of learning or of the network{flag_hint(name, own, dashes='')}"
-            reason = "is the same for all policies" if same else other
+            reason = "is the same for all policies"
+            if name not in (*flags, "algo"):  # a run has a single algorithm
+                reason = f"is no flag of learning or of the network{flag_hint(name, own, dashes='')}"
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
         words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
         if len(words) != num_policies:

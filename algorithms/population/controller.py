@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision
+from appo.algorithms.population.exploit_explore import ExploitExplore, PolicyDecision, rank_policies
 from appo.algorithms.population.lineage import Event, Lineage, numbers_of, plain_values
-from appo.algorithms.population.rules import rank_policies
 from appo.algorithms.runtime.messages import (
     Address,
     CopyWeights,
@@ -75,8 +74,9 @@ class Controller:
         for policy in self.learning:
             if not any(event.policy == policy for event in lineage.events):
                 tuned = {name: one.default for name, one in exploit_explore.tuned.items()}
-                first = PolicyTraits(tuned, exploit_explore.shaping)
-                self._record("start", policy, policy, first, self.traits[policy], {})
+                self._record(
+                    "start", policy, policy, PolicyTraits(tuned, exploit_explore.shaping), self.traits[policy], {}
+                )
         for policy in range(len(self.traits)):
             self._show(policy)
 
@@ -107,8 +107,7 @@ class Controller:
         """Return the mean objective of every learning policy; None until all have played enough."""
         found: dict[int, float] = {}
         for policy in self.learning:
-            progress = self.monitor.policies[policy]
-            name = self.config.pbt_target_objective
+            progress, name = self.monitor.policies[policy], self.config.pbt_target_objective
             statistic = objective_of(progress, name)
             misses_true_reward = name in TRUE_REWARD and statistic is progress.episode_return
             if progress.episodes and (statistic is None or misses_true_reward):
@@ -122,7 +121,7 @@ class Controller:
         if not self._warned:
             known = ", ".join(name.removeprefix("stats/") for name in progress.statistics())
             name = self.config.pbt_target_objective
-            instead = ": policies are ranked by reward" if name in TRUE_REWARD else ""
+            instead = ": policies are ranked by reward" * (name in TRUE_REWARD)
             log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s%s", name, known, instead)
             self._warned = True
 
@@ -143,9 +142,8 @@ class Controller:
     def _overdue(self, policy: int) -> int:
         """Return the env steps by which a decision is overdue; negative: not due."""
         env_steps = self._env_steps(policy)
-        if env_steps < self.config.pbt_start_mutation:
-            return -1
-        return env_steps - self.traits[policy].decided_env_steps - self.config.pbt_period_env_steps
+        since = env_steps - self.traits[policy].decided_env_steps
+        return -1 if env_steps < self.config.pbt_start_mutation else since - self.config.pbt_period_env_steps
 
     def _env_steps(self, policy: int) -> int:
         return self.monitor.policies[policy].totals["env_steps"]
@@ -193,7 +191,6 @@ class Controller:
         after: PolicyTraits,
         objectives: Mapping[int, float],
     ) -> None:
-        scores = {str(p): one if math.isfinite(one) else None for p, one in objectives.items()}
         event = Event(
             kind=kind,
             policy=policy,
@@ -202,7 +199,7 @@ class Controller:
             env_steps=self._env_steps(policy),
             source_env_steps=self._env_steps(source),
             elapsed_seconds=round(self.monitor.elapsed_seconds(time.monotonic()), 3),
-            scores=scores,
+            scores={str(p): one if math.isfinite(one) else None for p, one in objectives.items()},
             before=plain_values(before),
             after=plain_values(after),
             state="applied" if kind == "start" else "ordered",
@@ -240,5 +237,4 @@ def _words(event: Event) -> str:
         for name, value in event.after.items()
         if value != event.before.get(name)
     ]
-    copied = f"copies policy {event.source}" if event.kind == "copy" else "mutates"
-    return ", ".join([copied, *changes])
+    return ", ".join([f"copies policy {event.source}" if event.kind == "copy" else "mutates", *changes])

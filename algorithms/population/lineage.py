@@ -106,8 +106,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _settle(event: Event, traits: Sequence[PolicyTraits]) -> Event:
     if event.state == "taken back" or event.policy >= len(traits):
         return event
-    done = event.change <= traits[event.policy].changes
-    return replace(event, state="applied" if done else "taken back")
+    return replace(event, state="applied" if event.change <= traits[event.policy].changes else "taken back")
 
 
 def _earlier_events(directory: Path) -> list[Event]:

@@ -37,8 +37,8 @@ class PastVersions:
 
     def __init__(self, folder: Path, table: Table) -> None:
         self.folder, self.table = folder, table
-        weights = sum(math.prod(shape) for _, shape in table)
-        self._limit = checkpoint_files.Limit(8 * 4 * weights + LARGEST_PLAIN, "it is of another model")
+        weight_bytes = 4 * sum(math.prod(shape) for _, shape in table)
+        self._limit = checkpoint_files.Limit(8 * weight_bytes + LARGEST_PLAIN, "it is of another model")
         self._writer = DiskThread("past")
         self._pending: list[Future[None]] = []
 

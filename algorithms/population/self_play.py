@@ -1,6 +1,12 @@
-"""Self-play in main: adds versions of the policy to a pool, rates the versions, and sets their probabilities."""
+"""Self-play in main: adds versions of the policy to a pool, rates the versions, and sets their probabilities.
+
+A version keeps the rating of the learner at the time when the version was taken; the first version has 0. The learner's
+rating is the best explanation of the last results. 400 points are odds of 10 to 1 (Elo 1978, The Rating of
+Chessplayers).
+"""
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +16,6 @@ from typing import Any, NamedTuple
 from appo.algorithms.population.config import PopulationConfig
 from appo.algorithms.population.matchmaking import LEARNER
 from appo.algorithms.population.past_versions import PastVersions
-from appo.algorithms.population.ratings import Record, probabilities, rating_of
 from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
@@ -30,6 +35,26 @@ log = logging.getLogger(__name__)
 
 TABLE_SECONDS = 1.0
 """Interval between changes of the probabilities by new results."""
+SCALE = 400 / math.log(10)
+PRIOR_GAMES = 1.0
+"""Drawn games added for every version, so that no rating is certain."""
+HARDNESS = 2
+"""Exponent of `hard` opponents."""
+LARGEST_STEP = 4000.0  # from the highest or lowest rating of a version: odds that no number of games can show
+BISECTIONS = 50
+
+
+class Record(NamedTuple):
+    """Recent results of the learner against a version; `score` counts won games, and half of drawn games."""
+
+    rating: float
+    games: int
+    score: float
+
+    @property
+    def win_rate(self) -> float:
+        """Return the share of games won, with the prior."""
+        return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
 
 
 @dataclass
@@ -54,36 +79,34 @@ class Opponent:
         return Record(self.rating, len(self.scores), sum(self.scores))
 
 
-class Pool(NamedTuple):
-    """The places of versions: slots, blocks and files.
-
-    Attributes:
-        block: state of the learner, the origin of versions.
-        rings: weights of each slot.
-        past: versions on disk.
-    """
-
-    block: StateBlock
-    rings: Mapping[int, WeightRing]
-    past: PastVersions
-
-
 class SelfPlay:
     """The pool of past versions. It never waits: it takes reports and yields messages.
 
     The pool has one slot more than versions. A version that leaves the pool is no longer drawn; its slot is free when
     no group plays there, and no version joins before. Every game is played to the end by the policies that began it.
+
+    Args:
+        config: flags of self-play.
+        topology: topology of the run.
+        block: state of the learner, the origin of versions.
+        rings: weights of each slot.
+        past: versions on disk.
+        monitor: receiver of the figures.
+        resumed: env steps of the resumed state; None: a new run.
     """
 
     def __init__(
         self,
         config: PopulationConfig,
         topology: Topology,
-        pool: Pool,
+        block: StateBlock,
+        rings: Mapping[int, WeightRing],
+        past: PastVersions,
         monitor: Monitor,
         resumed: int | None = None,
     ) -> None:
-        self.config, self.topology, self.pool, self.monitor = config, topology, pool, monitor
+        self.config, self.topology, self.monitor = config, topology, monitor
+        self.block, self.rings, self.past = block, rings, past
         self.window = monitor.config.stats_avg
         self.opponents: list[Opponent] = []
         self._leaving: dict[int, int] = {}  # slot -> number of the table that has left it out
@@ -91,7 +114,7 @@ class SelfPlay:
         self._number = self._games = self._past_steps = 0
         self._outbox: list[Message] = []
         self._changed, self._told_at = False, 0.0
-        for version in pool.past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size):
+        for version in past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size):
             self._join(version.env_steps, version.rating, version.weights)
         self._due = not self.opponents  # the first version is the policy as it begins
         if self.opponents:
@@ -113,7 +136,7 @@ class SelfPlay:
 
     def tick(self) -> Iterator[Message]:
         """Yield the messages to send now."""
-        if self._due and self.pool.block.writes and self._free_slots():
+        if self._due and self.block.writes and self._free_slots():
             self._take()
         if self._changed and time.monotonic() - self._told_at >= TABLE_SECONDS:
             self._tell()
@@ -122,7 +145,7 @@ class SelfPlay:
 
     def close(self) -> None:
         """Wait until the pool is on disk."""
-        self.pool.past.close()
+        self.past.close()
 
     @property
     def rating(self) -> float:
@@ -131,29 +154,28 @@ class SelfPlay:
 
     def _free_slots(self) -> list[int]:
         taken = {one.slot for one in self.opponents} | self._leaving.keys()
-        return [slot for slot in self.pool.rings if slot not in taken]
+        return [slot for slot in self.rings if slot not in taken]
 
     def _take(self) -> None:
         """Add the learner's latest state to the pool, and remove the oldest version."""
-        state = self.pool.block.read()
+        state = self.block.read()
         assert state is not None
         self._due, env_steps, rating = False, int(state.meta["env_steps"]), self.rating
         if self.opponents and env_steps <= self.opponents[-1].env_steps:
             return
-        self.pool.past.add(state, rating)
+        self.past.add(state, rating)
         self._join(env_steps, rating, state.weights)
         if len(self.opponents) > self.config.self_play_pool_size:
             oldest = self.opponents.pop(0)
             self._leaving[oldest.slot] = self._number + 1
-            self.pool.past.remove(oldest.env_steps)
+            self.past.remove(oldest.env_steps)
         self._tell()
         self._show()
         log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
 
     def _join(self, env_steps: int, rating: float, weights: Any) -> None:
         slot = self._free_slots()[0]
-        ring = self.pool.rings[slot]
-        ring.publish(weights, ring.published + 1)
+        self.rings[slot].publish(weights, self.rings[slot].published + 1)
         self.opponents.append(Opponent(slot, env_steps, rating, deque(maxlen=self.window)))
 
     def _tell(self) -> None:
@@ -162,11 +184,9 @@ class SelfPlay:
         self._say(range(self.topology.num_actors))
 
     def _say(self, actors: Sequence[int]) -> None:
-        slots, versions = ([getattr(one, name) for one in self.opponents] for name in ("slot", "env_steps"))
-        chances = probabilities([one.record for one in self.opponents], self.config.self_play_opponents)
-        self._outbox += [
-            OpponentTable(actor, self._number, tuple(slots), tuple(versions), tuple(chances)) for actor in actors
-        ]
+        slots, versions = (tuple(getattr(one, name) for one in self.opponents) for name in ("slot", "env_steps"))
+        chances = tuple(probabilities([one.record for one in self.opponents], self.config.self_play_opponents))
+        self._outbox += [OpponentTable(actor, self._number, slots, versions, chances) for actor in actors]
 
     def _again(self, process: str) -> None:
         """Send the table to a replacement actor, whose groups have answered nothing."""
@@ -193,3 +213,36 @@ class SelfPlay:
         if rates:
             shown |= {"win_rate": sum(rates) / len(rates), "win_rate_min": min(rates)}
         self.monitor.policies[LEARNER].metrics |= {f"selfplay/{name}": float(value) for name, value in shown.items()}
+
+
+def expected_score(rating: float, other: float) -> float:
+    """Return the expected score of a game between two ratings."""
+    return 1 / (1 + math.exp(-(rating - other) / SCALE))
+
+
+def rating_of(records: Sequence[Record]) -> float:
+    """Return the maximum likelihood rating for all games; 0 without versions.
+
+    Source: Bradley and Terry 1952, Biometrika 39, with one unknown strength.
+    """
+    if not records:
+        return 0.0
+    score = sum(one.score + PRIOR_GAMES / 2 for one in records)
+    low = min(one.rating for one in records) - LARGEST_STEP
+    high = max(one.rating for one in records) + LARGEST_STEP
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        expected = sum((one.games + PRIOR_GAMES) * expected_score(middle, one.rating) for one in records)
+        low, high = (middle, high) if expected < score else (low, middle)
+    return (low + high) / 2
+
+
+def probabilities(records: Sequence[Record], opponents: str) -> list[float]:
+    """Return the probability of drawing each version.
+
+    Args:
+        records: results against the versions.
+        opponents: uniform, or hard: by (1 - win rate)^2 (prioritized fictitious self-play, Vinyals et al. 2019).
+    """
+    weights = [1.0 if opponents == "uniform" else (1 - one.win_rate) ** HARDNESS for one in records]
+    return [weight / sum(weights) for weight in weights]

@@ -62,5 +62,4 @@ def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[s
                 yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
             elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
                 words = str(missing[0]).replace(">", " above ").split("|")
-                off = " or ".join(FEATURES.get(word, f"--{word}") for word in words)
-                yield f"--{name} has no effect: it is for {off}"
+                yield f"--{name} has no effect: it is for {' or '.join(FEATURES.get(w, f'--{w}') for w in words)}"

@@ -23,19 +23,14 @@ class FirstBatch:
     Attributes:
         columns: whole rollouts that all learners need together; 0: only `steps` counts.
         steps: steps that all learners need together.
-        rollout: steps of a trajectory.
-        group_rows, num_groups: agents that step together, and number of such groups.
-        envs: actors and their agents, in words.
+        topology: topology of the run.
         policies: numbers of the policies that learn.
         is_looked_at: whether the moment of the warning is over.
     """
 
     columns: int
     steps: int
-    rollout: int
-    group_rows: int
-    num_groups: int
-    envs: str
+    topology: Topology
     policies: tuple[int, ...]
     is_looked_at: bool = False
 
@@ -53,16 +48,13 @@ class FirstBatch:
         return cls(
             columns=0 if replayed else columns,
             steps=replayed or columns * topology.rollout,
-            rollout=topology.rollout,
-            group_rows=topology.rows,
-            num_groups=topology.num_groups,
-            envs=f"{topology.num_actors} x {topology.groups_per_actor * topology.rows} agents",
+            topology=topology,
             policies=learning,
         )
 
     def is_trained(self, monitor: Monitor) -> bool:
         """Return whether any learning policy has been trained, in this start or before."""
-        totals = [monitor.policies[policy].totals for policy in self.policies]
+        totals = (monitor.policies[policy].totals for policy in self.policies)
         return any(total["samples"] or total["updates"] for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
@@ -71,26 +63,26 @@ class FirstBatch:
 
     def lacks(self, monitor: Monitor, seconds: float) -> str:
         """Return a text with the collected steps, the steps of a batch, and the flags to change."""
-        steps = monitor.stepped
+        steps, t = monitor.stepped, self.topology
         kind = "step is" if steps == 1 else "steps are"
         if not self.columns:
             there = f"{steps:,} {kind} collected, training begins at {self.steps:,} (--learning_starts)"
             flags = "--learning_starts"
         else:
             there = (
-                f"{steps:,} {kind} collected, {self._whole(monitor)} rollouts of {self.rollout} steps are whole, and a"
+                f"{steps:,} {kind} collected, {self._whole(monitor)} rollouts of {t.rollout} steps are whole, and a"
                 f" batch takes {self.columns} of those ({self.steps:,} steps)"
             )
             flags = "--batch_size, --num_batches_per_iteration or --rollout"
         soon = ""
         if steps:
-            rows = self.group_rows * self.num_groups
-            of_each = math.ceil(self.columns / rows) * self.rollout if self.columns else self.steps / rows
+            rows = t.rows * t.num_groups
+            of_each = math.ceil(self.columns / rows) * t.rollout if self.columns else self.steps / rows
             needed, given = seconds * of_each * rows / steps, monitor.budget.seconds
-            late = f", and {given:g} s are given" if needed > given else ""
+            late = f", and {given:g} s are given" * (needed > given)
             soon = f", {duration(needed)} from the start at this speed{late}"
-        more = f"lower {flags}, or play more environments (now {self.envs}: --num_workers, --num_envs_per_worker)"
-        return f"{there}{soon}: {more}"
+        now = f"{t.num_actors} x {t.groups_per_actor * t.rows} agents: --num_workers, --num_envs_per_worker"
+        return f"{there}{soon}: lower {flags}, or play more environments (now {now})"
 
     def tick(self, monitor: Monitor) -> None:
         """Log once, after `SAY_AFTER_SECONDS`, the missing steps, if nothing is trained by then."""
@@ -115,4 +107,4 @@ class FirstBatch:
         raise NothingTrained(f"{reason}, and nothing is trained: {why}")
 
     def _whole(self, monitor: Monitor) -> int:
-        return self.group_rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())
+        return self.topology.rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())

@@ -1,20 +1,33 @@
-"""The folders of runs: names, places, saved flags, sources of weights, and search."""
+"""The folders of runs: names, places, flags of every start, sources of weights, and search."""
 
 import contextlib
 import itertools
+import json
+import logging
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appo.envs.given import unnumbered
 from appo.utils.checkpoint_files import listed
 from appo.utils.command_line import complain
-from appo.utils.errors import UsageError
-from appo.utils.run_folder import CHECKPOINT_FOLDERS, CONFIG_FILE, STATUS_FILE, RunFolder
-from appo.utils.values import nearest, shown
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, READ_BYTES
+from appo.utils.run_folder import (
+    CHECKPOINT_FOLDERS,
+    CONFIG_FILE,
+    STATUS_FILE,
+    RunFolder,
+    append_json_line,
+    open_own,
+    write_json_atomic,
+)
+from appo.utils.values import is_number, nearest, shown
 
+log = logging.getLogger(__name__)
 MEASURED = "measured"
 """Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
 MARK = "mark"
@@ -69,9 +82,8 @@ def new_name(group: Path, env: str) -> str:
 
 def numbered(group: Path, stem: str) -> str:
     """Return the stem with the first number after the numbers in use."""
-    pattern = re.compile(re.escape(stem) + r"_(\d{1,9})")
-    numbers = [int(match[1]) for name in folders(group) if (match := pattern.fullmatch(name))]
-    return f"{stem}_{max(numbers, default=0) + 1}"
+    matches = filter(None, map(re.compile(re.escape(stem) + r"_(\d{1,9})").fullmatch, folders(group)))
+    return f"{stem}_{max((int(match[1]) for match in matches), default=0) + 1}"
 
 
 def folders(group: Path) -> list[str]:
@@ -87,12 +99,6 @@ def folders(group: Path) -> list[str]:
 def saved_flags(directory: Path) -> dict[str, object]:
     """Return the stored flags of a run's last start; empty without a start (UsageError: damaged or not readable)."""
     return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
-
-
-def saved_measurement(directory: Path) -> dict[str, Any]:
-    """Return the measurement in a run's config.json; empty without one (UsageError: damaged or not readable)."""
-    measured = RunFolder(directory).read_config().get(MEASURED)
-    return measured if isinstance(measured, dict) else {}
 
 
 class WeightSource(NamedTuple):
@@ -128,7 +134,7 @@ def find_source(text: str, group: Path) -> WeightSource:
     words = words[: len(words) - (best or chosen is not None)]
     policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
     name = ":".join(words)
-    if (run := next((path for path in (group / name, Path(name)) if _has(path)), None)) is None:
+    if (run := next((path for path in (group / name, Path(name)) if os.path.isfile(path / CONFIG_FILE)), None)) is None:
         raise UsageError(
             f"--init_from={shown(text)}: no run {shown(name)}, neither in {shown(str(group))} nor as a path"
         )
@@ -229,12 +235,8 @@ def _named(word: str, group: Path) -> list[tuple[str, Path]]:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder contains the flags or the status of a run."""
-    return any(_has(path, file) for file in (CONFIG_FILE, STATUS_FILE))
-
-
-def _has(path: Path, file: str = CONFIG_FILE) -> bool:
     # Path.is_file raises for a name longer than any, and for a folder that may not be entered.
-    return os.path.isfile(path / file)
+    return any(os.path.isfile(path / file) for file in (CONFIG_FILE, STATUS_FILE))
 
 
 def newest_run(group: Path, env: str) -> Path:
@@ -242,8 +244,57 @@ def newest_run(group: Path, env: str) -> Path:
     started = []
     for path in runs_in(group):
         with contextlib.suppress(UsageError):  # a damaged run must not hide the others
-            if _has(path) and (not env or saved_flags(path).get("env") == env):
+            if os.path.isfile(path / CONFIG_FILE) and (not env or saved_flags(path).get("env") == env):
                 started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")
     return max(started)[1]
+
+
+def journal(
+    directory: Path,
+    flags: Mapping[str, object],
+    changed: Sequence[str],
+    env_steps: Sequence[int],
+    measured: Mapping[str, object] | None = None,
+) -> None:
+    """Store the flags of a start, and the changed flags with the env steps of each policy; store measured costs.
+
+    `flags` may contain their `MARK`, which the history omits. A full disk does not stop a run that resumes.
+
+    Raises:
+        ResourceError: the disk refuses the configuration, and no earlier start has stored any.
+    """
+    run = RunFolder(directory)
+    own = {name: value for name, value in flags.items() if name != MARK}
+    start = {"time": time.time(), "env_steps": env_steps, "changed": changed, "flags": own}
+    try:
+        write_json_atomic(run.config, {**flags, **({MEASURED: measured} if measured else {})})
+        append_json_line(run.history, start)
+    except OSError as error:
+        lost = f"cannot write the configuration to {directory}: {error.strerror}"
+        if not run.config.exists():
+            raise ResourceError(lost) from None
+        log.warning("%s; training goes on, and the flags of this start are not written down", lost)
+    if changed:
+        log.info("changed: %s", ", ".join(changed))
+
+
+def begun_at(directory: Path) -> float:
+    """Return the time of a run's first start (seconds since 1970), an identity among runs of the name; 0: unknown."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            begun = json.loads(history.readline(LONGEST_LINE))["time"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return 0.0
+    return float(begun) if is_number(begun) else 0.0
+
+
+def count_starts(directory: Path) -> int:
+    """Return the number of recorded starts, in the part of the file that is read; 0 for an unreadable file."""
+    try:
+        with open_own(RunFolder(directory).history) as history:
+            blocks = iter(lambda: history.read(min(BLOCK_BYTES, max(0, READ_BYTES - history.tell()))), b"")
+            return sum(block.count(b"\n") for block in blocks)
+    except OSError:
+        return 0

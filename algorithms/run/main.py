@@ -15,7 +15,7 @@ from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import told
-from appo.algorithms.run.directory.code import CodeWatch
+from appo.algorithms.run.directory.code import CodeWatch, code_places
 from appo.algorithms.run.directory.page import leave_page
 from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
@@ -196,7 +196,7 @@ class Run:
         seed = self.config.run.seed if self.config.run.seed is not None else secrets.randbits(32)
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
-        code = CodeWatch.begin(self.config)
+        code = CodeWatch(code_places(self.config))
         found = self._measure()
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
@@ -248,7 +248,7 @@ class Run:
         checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, tables, monitor)
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        if config.algorithm.synchronous and not config.takes_turns:
+        if kind.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
         self.runner = runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
         runner.has_lost_files = self.upkeep.belongings.newly_lost
@@ -307,8 +307,9 @@ class Run:
         # What is spawned need not wait for a server that is still loading torch.
         first: fork_server.StartMethod = "spawn" if self._start_fork_server() else "forkserver"
         cores = self.cores if self.tunes and costs is None else 0
-        log_path = self.config.run.folder.log("probe")
-        ask = partial(inquiry.Inquiry, log_path=log_path, signals=self.signals, janitor=self.janitor)
+        ask = partial(
+            inquiry.Inquiry, log_path=self.config.run.folder.log("probe"), signals=self.signals, janitor=self.janitor
+        )
         found = measure_run(self.config, partial(ask, method=first), partial(ask, method="forkserver"), cores)
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
@@ -358,8 +359,8 @@ class Run:
         limits = Limits.of_flags(sampling, in_segments=blueprint.in_segments)
         recorder = CrashRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
-        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
-        stalls = StallWatch(progress, progress.collected if sampling.sampler_only else progress.trained, patience)
+        count = progress.collected if sampling.sampler_only else progress.trained
+        stalls = StallWatch(progress, count, PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds)
         return Processes(supervisor, topology, stalls, start, self.signals, sampling.max_parallel_starts)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:

@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from appo.algorithms.run.training import Report, Result, Training
 from appo.utils.command_line import say
@@ -18,15 +18,10 @@ from appo.utils.metrics import duration, short_number
 
 WIDTH, HEIGHT, MARGIN = 640, 180, 8
 MOST_POINTS = 400  # of a curve; every other one is left out when there are more
+ReturnPoint = tuple[int, tuple[float | None, ...]]
+"""A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
 LINE_SECONDS = 5.0  # between lines where nothing can be drawn
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
-
-
-class ReturnPoint(NamedTuple):
-    """A point of the curves: env steps, and the mean return of each policy; None before its first episode has ended."""
-
-    env_steps: int
-    returns: tuple[float | None, ...]
 
 
 def watch(run: Training) -> Result:
@@ -49,8 +44,8 @@ def watch(run: Training) -> Result:
         for report in run:
             curve.add(report)
             canvas.show(curve.text(report, run.share), curve.picture(run.directory.name, report, run.share))
-    report = run.result.report
-    canvas.close(f"{run.directory.name}: {run.result.reason}", curve.picture(run.directory.name, report, 1.0))
+    name, end = run.directory.name, run.result
+    canvas.show(f"{name}: {end.reason}", curve.picture(name, end.report, 1.0), is_last=True)
     return run.result
 
 
@@ -67,7 +62,7 @@ class ReturnCurve:
     def add(self, report: Report) -> None:
         """Add a report."""
         if any(value is not None for value in report.episode_returns):
-            self.points.append(ReturnPoint(report.env_steps, report.episode_returns))
+            self.points.append((report.env_steps, report.episode_returns))
         if len(self.points) > MOST_POINTS:
             del self.points[1::2]  # the first and the last stay
 
@@ -82,17 +77,17 @@ class ReturnCurve:
     def picture(self, name: str, report: Report, share: float | None) -> str:
         """Return the bar and the curves as HTML."""
         value = "" if share is None else f' value="{min(1.0, share):.4f}"'
-        head = (
-            f'<b>{html.escape(name)}</b> <progress max="1"{value}></progress> {html.escape(self.text(report, share))}'
+        return (
+            f'<div><b>{html.escape(name)}</b> <progress max="1"{value}></progress>'
+            f" {html.escape(self.text(report, share))}</div>{self._drawing()}"
         )
-        return f"<div>{head}</div>{self._drawing()}"
 
     def _drawing(self) -> str:
         """Return the curves as SVG, labelled with the least and the largest return and the last env step."""
-        if not (values := [value for point in self.points for value in point.returns if value is not None]):
+        if not (values := [value for _, returns in self.points for value in returns if value is not None]):
             return ""
-        low, high, last = min(values), max(values), self.points[-1].env_steps
-        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(self.points[-1].returns)))
+        low, high, (last, returns) = min(values), max(values), self.points[-1]
+        lines = "".join(_line(self.points, policy, (low, high), last) for policy in range(len(returns)))
         labels = (
             f'<text x="{MARGIN}" y="12">{high:.4g}</text>'
             f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}">{low:.4g}</text>'
@@ -121,15 +116,11 @@ class Lines:
     def __init__(self) -> None:
         self._due = time.monotonic() + LINE_SECONDS
 
-    def show(self, text: str, picture: str) -> None:
-        """Print the text, unless a line is too recent."""
-        if time.monotonic() >= self._due:
+    def show(self, text: str, picture: str, *, is_last: bool = False) -> None:
+        """Print the text, unless a line is too recent; the last text is always printed."""
+        if is_last or time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_SECONDS
             say(text)
-
-    def close(self, text: str, picture: str) -> None:
-        """Print the last line."""
-        say(text)
 
 
 class Display:
@@ -138,15 +129,12 @@ class Display:
     def __init__(self, ipython: Any) -> None:
         self._ipython, self._name, self._is_there = ipython, f"appo-{secrets.token_hex(8)}", False
 
-    def show(self, text: str, picture: str) -> None:
+    def show(self, text: str, picture: str, *, is_last: bool = False) -> None:
         """Draw the picture; a frontend without HTML shows the text."""
-        content = {"text/plain": text, "text/html": picture}
-        self._ipython.display(content, raw=True, display_id=self._name, update=self._is_there)
+        self._ipython.display(
+            {"text/plain": text, "text/html": picture}, raw=True, display_id=self._name, update=self._is_there
+        )
         self._is_there = True
-
-    def close(self, text: str, picture: str) -> None:
-        """Draw the last picture."""
-        self.show(text, picture)
 
 
 def canvas_of_process() -> Lines | Display:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from appo.algorithms.run.config import FLAGS_BY_PART, Config
-from appo.algorithms.run.directory.journal import begun_at
 from appo.algorithms.run.directory.page import unusual
+from appo.algorithms.run.folder import begun_at
 from appo.algorithms.run.trust import NoKey, make_key
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, Hooks
@@ -53,8 +53,9 @@ def make_monitor(
     flags, directory = config.logging, config.run.run_directory
     hooks = Hooks.make(flags.callbacks, config.to_flat(), None, callbacks) if flags.callbacks or callbacks else None
     monitor = Monitor(directory, flags, resumed, budget, machine, config.frozen, hooks)
-    title = Title(directory, config.env.env or config.run.algo, aim_of(budget.plain()), config.algorithm.panel)
-    monitor.console = console_for(flags, title)
+    monitor.console = console_for(
+        flags, Title(directory, config.env.env or config.run.algo, aim_of(budget.plain()), config.algorithm.panel)
+    )
     return monitor
 
 

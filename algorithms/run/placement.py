@@ -62,8 +62,7 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
         if (
             placement == "central" and config.device == "cuda"
         ):  # a request of many rows costs the policy worker hardly more than one of a few
-            young = int(most_envs(config, num_agents)) // num_workers
-            envs = max(envs, min(ENVS_PER_REQUEST * splits, young))
+            envs = max(envs, min(ENVS_PER_REQUEST * splits, int(most_envs(config, num_agents)) // num_workers))
         envs = max(1, envs // splits) * splits
     if not s.worker_num_splits and envs % splits:
         splits = 1
@@ -96,9 +95,8 @@ def most_envs(config: Config, num_agents: int) -> float:
     While one macro batch is collected, weights change once per minibatch and epoch of the batch before.
     """
     s, learning = config.sampling, config.learning
-    macro_batches: float = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
-    columns: int = learning.macro_batch_columns
-    return max(1.0, macro_batches) * columns * s.num_policies / num_agents
+    macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    return float(max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents)
 
 
 def choose_placement(config: Config, cores: int, device: str) -> Placement:
@@ -164,8 +162,9 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     if sampling.placement != "serial" and not config.repeatable:
         apart = config.algorithm.processes(learning)
         topology = replace(topology, apart=tuple((register(role), count) for role, count in apart.items()))
-    further = config.algorithm.workers(topology)
-    return replace(topology, further=tuple((register(role), host) for role, host in further.items()))
+    return replace(
+        topology, further=tuple((register(role), host) for role, host in config.algorithm.workers(topology).items())
+    )
 
 
 def cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:

@@ -10,7 +10,7 @@ from appo.algorithms.population.exploit_explore import ExploitExplore
 from appo.algorithms.population.lineage import Lineage
 from appo.algorithms.population.matchmaking import LEARNER
 from appo.algorithms.population.past_versions import PastVersions
-from appo.algorithms.population.self_play import Pool, SelfPlay
+from appo.algorithms.population.self_play import SelfPlay
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
@@ -52,7 +52,7 @@ def make_self_play(
     rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
     past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), table)
     env_steps = int(resumed["env_steps"]) if resumed else None
-    return SelfPlay(config.population, topology, Pool(StateBlock(arena, LEARNER), rings, past), monitor, env_steps)
+    return SelfPlay(config.population, topology, StateBlock(arena, LEARNER), rings, past, monitor, env_steps)
 
 
 def log_comparison(monitor: Monitor, config: Config) -> None:

@@ -94,8 +94,7 @@ def _check_open_files(processes: int, actors: int, limit: int | None) -> None:
     now = limits.num_open()
     needed = now + DESCRIPTORS_OF_MAIN + DESCRIPTORS_OF_PROCESS * processes
     if limit is not None and needed > limit:
-        others = processes - actors
-        fitting = (limit - now - DESCRIPTORS_OF_MAIN) // DESCRIPTORS_OF_PROCESS - others
+        fitting = (limit - now - DESCRIPTORS_OF_MAIN) // DESCRIPTORS_OF_PROCESS - (processes - actors)
         lower = f" or lower --num_workers to {fitting}" if fitting > 0 else ""
         raise ResourceError(
             f"a run of {processes} processes needs {needed} open files, `ulimit -n` allows {limit}: raise it{lower}"

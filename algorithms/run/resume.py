@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
-from appo.algorithms.run.directory.journal import count_starts, journal
-from appo.algorithms.run.folder import WeightSource, find_source, saved_flags, saved_measurement
+from appo.algorithms.run.folder import MEASURED, WeightSource, count_starts, find_source, journal, saved_flags
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan, seed_of
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs
@@ -83,13 +82,11 @@ def changes(config: Config) -> list[str]:
 
 def measured_before(config: Config, machine: Mapping[str, object]) -> Costs | None:
     """Return the costs that an earlier start measured on an equal machine with equal work; None without such costs."""
-    directory = config.run.run_directory
-    measured, before, now = saved_measurement(directory), saved_flags(directory), config.to_flat()
+    before, now = config.run.folder.read_config(), config.to_flat()
     same_work = all(before.get(name) == now.get(name) for name in COST_FLAGS)  # not every algorithm has each
-    if measured.get("machine") != machine or not same_work:
-        return None
     try:
-        return Costs.from_plain(measured["costs"])
+        measured: Any = before[MEASURED]
+        return Costs.from_plain(measured["costs"]) if same_work and measured["machine"] == machine else None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # edited, or of another version
         return None
 
@@ -228,8 +225,9 @@ class ResumeSegments:
         """Make the workers of the segment that resumes the state in the block, not started yet."""
         env_steps = env_steps_of(self._block.read())
         self.end = (env_steps // self._every + 1) * self._every
-        seed = seed_of_segment(self._blueprint.seed, env_steps)
-        return self._make_workers(replace(self._blueprint, seed=seed, pause_env_steps=self.end))
+        return self._make_workers(
+            replace(self._blueprint, seed=seed_of_segment(self._blueprint.seed, env_steps), pause_env_steps=self.end)
+        )
 
     def next(self) -> Workers:
         """Make the workers of the next segment, after the last ones ended (NumericsError: no state to resume)."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.run.folder import folders
 from appo.algorithms.runtime.config import ENDLESS
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
@@ -47,17 +46,20 @@ class RunSummary(NamedTuple):
     active: float
 
 
-def summaries(group: Path) -> list[RunSummary]:
-    """Return all runs of a folder, the last active first. Damaged runs hide no others."""
-    runs = [run for name in folders(group) if (run := summary(group / name)) is not None]
-    return sorted(runs, key=lambda run: (-run.active, run.name))
+def summaries(directories: Mapping[str, Path]) -> list[RunSummary]:
+    """Return the summaries of runs under the given names, the last active first. Damaged runs hide no others."""
+    found = [run._replace(name=name) for name, path in directories.items() if (run := summary(path)) is not None]
+    return sorted(found, key=lambda run: (-run.active, run.name))
 
 
 def summary(directory: Path) -> RunSummary | None:
     """Summarize a run by the files in its directory; None: not the directory of a run."""
     folder = RunFolder(directory)
-    times = [_modified(path) for path in (folder.config, folder.status, folder.metrics)]
-    if times[0] is None and times[1] is None:
+    times: dict[Path, float] = {}
+    for path in (folder.config, folder.status, folder.metrics):
+        with contextlib.suppress(OSError):
+            times[path] = path.stat().st_mtime
+    if not times.keys() & {folder.config, folder.status}:
         return None
     config, status = _mapping(folder.config, CONFIG_BYTES), _mapping(folder.status, STATUS_BYTES)
     damaged = config is None or status is None
@@ -76,10 +78,10 @@ def summary(directory: Path) -> RunSummary | None:
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
         share=_share(config, status, env_steps),
-        seconds_left=_number(status.get("seconds_left")) if state == "training" else None,
+        seconds_left=number_of(status.get("seconds_left")) if state == "training" else None,
         best_return=_best_return(folder, last_return),
         last_return=last_return,
-        active=max(changed for changed in times if changed is not None),
+        active=max(times.values()),
     )
 
 
@@ -108,20 +110,19 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
     """Return the spent share of the budget in the status, else of the env steps in the flags."""
-    policies = _number(config.get("num_policies")) or 1
+    policies = number_of(config.get("num_policies")) or 1
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
-    limits = {**budget, "env_steps": _number(budget.get("env_steps")) or config.get("train_for_env_steps")}
+    limits = {**budget, "env_steps": number_of(budget.get("env_steps")) or config.get("train_for_env_steps")}
     used = {
         "env_steps": (env_steps, policies),
-        "samples": (_number(totals.get("samples")), policies),
-        "seconds": (_number(status.get("seconds")), 1),
+        "samples": (number_of(totals.get("samples")), policies),
+        "seconds": (number_of(status.get("seconds")), 1),
     }
-    # Stopping takes time, and the last batch is taken whole.
-    shares = [
-        min(1.0, number / (limit * times))
+    shares = (
+        min(1.0, number / (limit * times))  # stopping takes time, and the last batch is taken whole
         for name, (number, times) in used.items()
-        if number is not None and (limit := _number(limits.get(name))) and limit < ENDLESS[name]
-    ]
+        if number is not None and (limit := number_of(limits.get(name))) and limit < ENDLESS[name]
+    )
     return max(shares, default=None)
 
 
@@ -129,7 +130,7 @@ def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) 
     """Return the mean return of every policy: from the status, which is written often, else from the last report."""
     means = status.get("return_mean")
     for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in last]):
-        if known := [number for value in values if (number := _number(value)) is not None]:
+        if known := [number for value in values if (number := number_of(value)) is not None]:
             return known
     return []
 
@@ -149,8 +150,8 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
 def _best_return(folder: RunFolder, last: float | None) -> float | None:
     """Return the best mean return so far: from best checkpoints, else from all reports, else the last one."""
     paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
-    # A different metric may have chosen the checkpoint.
     marks = ((_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best") for path in paths)
+    # A different metric may have chosen the checkpoint.
     values = (mark.get("value") for mark in marks if isinstance(mark, dict) and mark.get("metric") == RETURN)
     best = max([value for value in values if is_number(value)] or _reported_returns(folder.metrics), default=last)
     return best if last is None or best is None else max(best, last)
@@ -178,14 +179,8 @@ def _mapping(path: Path, most_bytes: int) -> dict[str, Any] | None:
         return None
 
 
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
-
-
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
+    """Return a number that a file may contain; None for any other value."""
     return value if is_number(value) else None
 
 

@@ -139,12 +139,10 @@ class Training:
         asked: Any = callbacks
         told: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
         if wrong := [one for one in told if not isinstance(one, str | Callbacks)]:
-            kinds = "names or objects derived from appo.Callbacks"
-            raise UsageError(f"callbacks are {kinds}, got {shown(str(wrong[0]))}")
+            raise UsageError(f"callbacks are names or objects derived from appo.Callbacks, got {shown(str(wrong[0]))}")
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
-        objects = [one for one in told if isinstance(one, Callbacks)]
-        self._run = kind(resolve(_convert_flags(config, flags))[0], objects)
+        self._run = kind(resolve(_convert_flags(config, flags))[0], [one for one in told if isinstance(one, Callbacks)])
         check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()
@@ -250,9 +248,9 @@ class Training:
         if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.blocks):
             raise UsageError(f"there are no weights of policy {policy}")
         block = self._runner.checkpointing.blocks[policy]
-        if block.read() is None:
+        if (state := block.read()) is None:
             self.save()
-        state = block.read()
+            state = block.read()
         assert state is not None
         views = named(state.weights, self._runner.checkpointing.tables[policy])
         return {name: view.copy() for name, view in views.items()}
@@ -319,8 +317,8 @@ class Training:
         self.save()
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in flags.items()}
         words = (f"--{name}={text}" for name, text in texts.items())
-        said = self._beside("evaluate", str(self.directory.absolute()), *words, "--json")
-        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        lines = self._beside("evaluate", str(self.directory.absolute()), *words, "--json").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def export(self, path: str | Path, policy: int = 0) -> Path:
         """Write a policy in its present state to an ONNX file, by `appo export` in a process beside training.
@@ -346,8 +344,7 @@ class Training:
         found: dict[str, dict[str, float]] = {name: dict(counts) for name, counts in monitor.workers.items()}
         for name, times in monitor.times.items():
             window = times.window()
-            length = window.length or 1.0
-            shares = {f"time/{phase}": seconds / length for phase, seconds in window.seconds.items()}
+            shares = {f"time/{phase}": spent / (window.length or 1.0) for phase, spent in window.seconds.items()}
             found[name] = found.get(name, {}) | shares
         for name in workers or ():
             if name not in found:
@@ -428,7 +425,7 @@ def _convert_flags(config: Config | Mapping[str, object] | None, flags: Mapping[
 @contextlib.contextmanager
 def _restore_caller() -> Iterator[None]:
     """Restore threads, environment variables, limits and torch's random numbers at the exit."""
-    environ = {name: os.environ.get(name) for name in OURS}
+    environ = {name: os.environ[name] for name in OURS if name in os.environ}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     torch = sys.modules.get("torch")
     threads, random = (torch.get_num_threads(), torch.get_rng_state()) if torch else (None, None)
@@ -437,11 +434,9 @@ def _restore_caller() -> Iterator[None]:
             yield
     finally:
         fork_server.stop_fork_server_of_thread()
-        for name, value in environ.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in OURS:
+            os.environ.pop(name, None)
+        os.environ |= environ
         with contextlib.suppress(ValueError, OSError):  # so many files are open now
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
         if torch := sys.modules.get("torch"):

@@ -226,7 +226,7 @@ def uses(
     for word, value in content.items():
         name = table.aliases.get(word, word)
         flag = table.flags.get(name)
-        skipped = name in given or name in OWN_PLACE or name == "algo" or (needed is not None and name not in needed)
+        skipped = name in {*given, *OWN_PLACE, "algo"} or (needed is not None and name not in needed)
         if flag is not None and not skipped:
             found += _uses_of(flag, value, content)
     return found

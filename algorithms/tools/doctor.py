@@ -133,10 +133,10 @@ def of_installation() -> Iterator[Finding]:
     """Check the installed packages, and load the compiled packages."""
     versions = {name: version_of(name) for name in ("appo", *REQUIRED)}
     missing = [name for name in REQUIRED if versions[name] is None]
-    said = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+    text = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     lack = f"{', '.join(missing)} missing: pip install -c constraints.txt -e ."
-    yield Finding("packages", "bad" if missing else "ok", lack if missing else said)
+    yield Finding("packages", "bad" if missing else "ok", lack if missing else text)
     for module in IMPORTED:
         try:
             importlib.import_module(module)
@@ -155,8 +155,8 @@ def of_machine() -> Iterator[Finding]:
     yield Finding("memory", "ok" if free >= LITTLE_MEMORY else "note", f"{_size(free)} free")
     if SHARED_MEMORY.is_dir():
         room = shutil.disk_usage(SHARED_MEMORY).free
-        uses = "" if room >= LITTLE_SHARED else ": enough for us, not for every environment (docker run --shm-size=1g)"
-        yield Finding(str(SHARED_MEMORY), "ok" if room >= LITTLE_SHARED else "note", f"{_size(room)} free{uses}")
+        little = ": enough for us, not for every environment (docker run --shm-size=1g)" * (room < LITTLE_SHARED)
+        yield Finding(str(SHARED_MEMORY), "note" if little else "ok", f"{_size(room)} free{little}")
     limits.raise_limit()
     files = limits.limit()
     few = files is not None and files < FEW_FILES
@@ -226,24 +226,28 @@ def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = N
     said = f"; infos hold {', '.join(exam.said)}" if exam.said else ""
     kind = "with the last step of an episode" if spec.same_step else "on the step after the end"
     if exam.episodes:
-        length = f"{exam.episode_steps:.0f}"
         yield Finding(
-            "episodes", "ok", f"{exam.episodes} of about {length} random steps; a new one begins {kind}{said}"
+            "episodes",
+            "ok",
+            f"{exam.episodes} of about {exam.episode_steps:.0f} random steps; a new one begins {kind}{said}",
         )
     elif horizon is not None:
         yield Finding("episodes", "ok", f"none ended in {exam.num_steps} random steps, fewer than --horizon={horizon}")
     else:
-        helps = "an episode without an end has no return: --horizon=1000 truncates it"
-        yield Finding("episodes", "note", f"none ended in {exam.num_steps} random steps; {helps}")
+        yield Finding(
+            "episodes",
+            "note",
+            f"none ended in {exam.num_steps} random steps; an episode without an end has no return: --horizon=1000"
+            " truncates it",
+        )
     reset = "" if exam.reset_seconds is None else f"; a reset {in_unit(exam.reset_seconds)}"
     longest = max(exam.longest_seconds, exam.reset_seconds or 0.0)
-    times = f"median {in_unit(exam.median_seconds)}, 99 % below {in_unit(exam.slow_seconds)}"
-    times += f", longest {in_unit(longest)}{reset}"
-    yield Finding("step time", "note" if longest > 1.0 else "ok", times)
+    usual = f"median {in_unit(exam.median_seconds)}, 99 % below {in_unit(exam.slow_seconds)}"
+    yield Finding("step time", "note" if longest > 1.0 else "ok", f"{usual}, longest {in_unit(longest)}{reset}")
     leaks = exam.grown_bytes > LEAK_BYTES or exam.grown_files > LEAK_FILES
     more = f"{_size(max(0, exam.grown_bytes))} and {max(0, exam.grown_files)} open files more"
-    grown = f"{more} after {exam.grown_steps:,} steps"
-    yield Finding("leaks", "note" if leaks else "ok", f"{grown}{': it leaks, watch the memory of actors' * leaks}")
+    hint = ": it leaks, watch the memory of actors" * leaks
+    yield Finding("leaks", "note" if leaks else "ok", f"{more} after {exam.grown_steps:,} steps{hint}")
 
 
 def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
@@ -251,9 +255,12 @@ def report_inputs(spec: EnvSpec, config: Config) -> Iterator[Finding]:
     encoders = {} if config.model.encoder_custom else encoder_names(config.model, spec.observations)
     for key, one in spec.observations.items():
         if encoders.get(key) in MLPS and key != MASK_KEY and math.prod(one.shape) > MANY_NUMBERS:
-            large = f"{key} {list(one.shape)} is read as {math.prod(one.shape):,} numbers"
-            helps = "leave out what is not needed; --encoder_type=conv reads three dimensions as an image"
-            yield Finding("inputs", "note", f"{large}, for which layers are large and slow: {helps}")
+            yield Finding(
+                "inputs",
+                "note",
+                f"{key} {list(one.shape)} is read as {math.prod(one.shape):,} numbers, for which layers are large and"
+                " slow: leave out what is not needed; --encoder_type=conv reads three dimensions as an image",
+            )
 
 
 def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[Finding]:
@@ -293,8 +300,7 @@ def _actions(action: ActionSpec, config: Config) -> Finding:
         half, center = (most - least) / 2, (most + least) / 2
         begins = f"a number within [{least:.6g}, {most:.6g}]: a policy begins at {shift:.3g} +- {stddev * scale:.3g}"
         if half >= NO_BOUND:
-            helps = "two bounds tell it where to look, --initial_stddev how far"
-            return Finding("actions", "note", f"{begins}; {helps}")
+            return Finding("actions", "note", f"{begins}; two bounds tell it where to look, --initial_stddev how far")
         if mapped and scale > WIDEST_MAPPED:
             return Finding("actions", "note", f"{begins}; narrower bounds, or a smaller --initial_stddev, keep it near")
         if not mapped and (abs(center) > FAR * half or not NARROWEST * stddev <= half <= WIDEST * stddev):
@@ -307,7 +313,7 @@ def _rewards(exam: Examination, config: Config) -> Finding:
     """Check whether a critic can predict returns of rewards of this size."""
     flags = config.table.by_part["learning"]
     if not exam.largest_reward:
-        more = "; a larger --exploration_loss_coeff tries more" if "exploration_loss_coeff" in flags else ""
+        more = "; a larger --exploration_loss_coeff tries more" * ("exploration_loss_coeff" in flags)
         return Finding("rewards", "note", f"all 0 in {exam.num_steps} random steps: only chance finds one{more}")
     scale, clip = config.env.reward_scale, config.env.reward_clip or math.inf
     usual, largest = (min(abs(scale) * size, clip) for size in (exam.usual_reward, exam.largest_reward))

@@ -5,7 +5,6 @@ import secrets
 import statistics
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.episodes import PlayedEpisode, agent_means, team_mean
@@ -18,16 +17,6 @@ from appo.envs.spec import GroupEnv
 from appo.utils.command_line import say
 from appo.utils.system import machine
 from appo.utils.values import json_text
-
-
-class Played(NamedTuple):
-    """The played episodes of a policy."""
-
-    run: SavedRun
-    env_steps: int  # learned from by the policy
-    seed: int
-    episodes: list[PlayedEpisode]
-    video: VideoFile | None
 
 
 def enjoy(config: EvaluationConfig) -> int:
@@ -43,14 +32,18 @@ def enjoy(config: EvaluationConfig) -> int:
     machine.limit_threads(1)  # more threads do not help a batch of one row
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
-        result = play_run(run, config, seed)
-    say(_report(result, as_json=config.json))
+        played = play_run(run, config, seed)
+    say(_report(run, seed, *played, as_json=config.json))
     return 0
 
 
-def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Played:
-    """Play and film a policy; without `--json`, print every episode. Errors are those of `enjoy`."""
-    env = config.played_env(run.config.env)
+def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> tuple[int, list[PlayedEpisode], VideoFile | None]:
+    """Play and film a policy; without `--json`, print every episode. Errors are those of `enjoy`.
+
+    Returns:
+        The env steps that the policy has learned from, the episodes, and the video.
+    """
+    env, episodes = config.played_env(run.config.env), list[PlayedEpisode]()
     with contextlib.ExitStack() as stack:
         recorder = Recorder(env, Path(config.save_video), config.fps) if config.save_video else None
         if recorder is not None:
@@ -60,30 +53,29 @@ def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> Played:
             envs = HookedEnvs(envs, config.policy_index, Hooks.make(config.callbacks, run.config.to_flat(), 0))
         stack.callback(envs.close)
         player, env_steps = load_player(run, envs.spec, config, seed)
-        result = Played(run, env_steps, seed, [], None if recorder is None else recorder.video)
         if not config.json:
             which = f"{config.load_checkpoint_kind} checkpoint of policy {config.policy_index}"
-            say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}")
-            say("episode        return     length")
+            say(f"{run.directory}: {which} at {env_steps} env steps, seed {seed}\nepisode        return     length")
         look = None if recorder is None else recorder.look
         for number, episode in enumerate(play(envs, player, config, seed, look), start=1):
-            result.episodes.append(episode)
+            episodes.append(episode)
             if not config.json:
                 say(f"{number:7}  {episode.episode_return:12.3f}  {episode.length:9}")
-    return result
+    return env_steps, episodes, None if recorder is None else recorder.video
 
 
-def _report(result: Played, *, as_json: bool) -> str:
+def _report(
+    run: SavedRun, seed: int, env_steps: int, episodes: list[PlayedEpisode], video: VideoFile | None, *, as_json: bool
+) -> str:
     """Return the figures of all episodes as text, or as one JSON object."""
-    episodes, video = result.episodes, result.video
     returns, agents = [episode.episode_return for episode in episodes], agent_means(episodes)
     spread = statistics.fmean, statistics.pstdev, statistics.median
     mean, std, median = (of(returns) if returns else None for of in spread)
     if as_json:
         figures = {
-            "env_steps": result.env_steps,
-            "checkpoint": str(result.run.checkpoint),
-            "seed": result.seed,
+            "env_steps": env_steps,
+            "checkpoint": str(run.checkpoint),
+            "seed": seed,
             "num_episodes": len(returns),
             "mean": mean,
             "std": std,

@@ -69,9 +69,8 @@ def estimate(config: EstimateConfig) -> int:
     gamma = run.config.learning.gamma if config.gamma is None else config.gamma
     episodes = list(dataset)
     thoughts = [thoughts_of(player.policy.model, dataset.spec, episode) for episode in episodes]
-    acted = off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))
-    found = {"dataset": acted.interval(config.resamples, seed=config.seed)}
-    effective = None
+    terms = {"dataset": off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))}
+    effective = values = None
     if set(config.estimators) & set(BY_RATIOS):
         if lacking := [index for index, episode in enumerate(episodes) if "log_prob" not in episode.infos]:
             raise UsageError(
@@ -79,11 +78,10 @@ def estimate(config: EstimateConfig) -> int:
                 f" probabilities of what was done, which {', '.join(BY_RATIOS)} need: take --estimators=fitted_q"
             )
         effective = off_policy.effective_episodes(_log_ratios(episodes, thoughts))
-    values = None
     if set(config.estimators) & set(BY_VALUES):
         values = fitted_values(run, dataset.spec, player.policy.model, episodes, thoughts, gamma, config)
-    for name in config.estimators:
-        found[name] = terms_of(name, episodes, thoughts, values, gamma).interval(config.resamples, seed=config.seed)
+    terms |= {name: terms_of(name, episodes, thoughts, values, gamma) for name in config.estimators}
+    found = {name: one.interval(config.resamples, seed=config.seed) for name, one in terms.items()}
     say(_report(found, len(episodes), effective, gamma, as_json=config.json))
     return 0
 
@@ -136,7 +134,7 @@ def terms_of(
     if name == "wis":
         return off_policy.weighted_importance_sampling(log_ratio, reward, gamma)
     assert values is not None
-    value, q_taken = _padded([v for v, _ in values]), _padded([q for _, q in values])
+    value, q_taken = map(_padded, zip(*values, strict=True))
     return off_policy.doubly_robust(log_ratio, reward, value, q_taken, gamma)
 
 
@@ -202,8 +200,8 @@ def fitted_values(
 
 def _report(found: dict[str, Interval], episodes: int, effective: float | None, gamma: float, *, as_json: bool) -> str:
     if as_json:
-        figures = {name: one._asdict() for name, one in found.items()}
-        return json_text({"gamma": gamma, "episodes": episodes, "effective_episodes": effective, **figures})
+        head = {"gamma": gamma, "episodes": episodes, "effective_episodes": effective}
+        return json_text(head | {name: one._asdict() for name, one in found.items()})
     lines = [f"discounted return (gamma {gamma:g}) by {episodes} episodes, with 95 % intervals over episodes"]
     for name, one in found.items():
         what = "of those who acted" if name == "dataset" else "of the policy"

@@ -1,7 +1,8 @@
-"""`appo evaluate` plays checkpoints of a run, during or after training, and keeps the checkpoint that plays best."""
+"""`appo evaluate` plays checkpoints of a run, during or after training, films them, and keeps the best checkpoint."""
 
 import contextlib
 import json
+import math
 import statistics
 import time
 from dataclasses import replace
@@ -10,26 +11,24 @@ from typing import Any, NamedTuple, Self
 
 from appo.algorithms.ops.intervals import bootstrap_interval
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.numpy_player import cheapest
-from appo.algorithms.playing.player import load_player, play
+from appo.algorithms.playing.player import cheapest, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
+from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.summary import LIVING_STATES
 from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.comparison.saved_runs import read_each
-from appo.algorithms.tools.filming import Filming
+from appo.algorithms.tools.enjoy import play_run
 from appo.algorithms.tools.flags import EvaluateConfig
-from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
 from appo.utils import checkpoint_files
 from appo.utils.command_line import complain, say
-from appo.utils.errors import CheckpointError, EnvironmentFailure, ResourceError, UsageError
-from appo.utils.hashed_files import Content
+from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from appo.utils.metrics import MetricsLog
-from appo.utils.run_folder import RunFolder, own_folder
+from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
 from appo.utils.system import machine
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.tracebacks import traceback_of
@@ -187,7 +186,7 @@ class Evaluator:
                 one._asdict() | {name: getattr(self.config, name) for name in ("seed", "env_kwargs", "flags")}
             )
         self._show(policy, found)
-        (chosen,) = (one for one in found if one.mode == self.config.best_by)
+        chosen = next(one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)
         if self._filming.is_due(policy):
             played = run._replace(config=_overrule(run.config, self.config))
@@ -211,9 +210,9 @@ class Evaluator:
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
         acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
-        mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (float("nan"),) * 2
         seconds = time.monotonic() - begin
-        return Evaluation(policy, env_steps, mode, len(returns), mean, std, *bootstrap_interval(returns), seconds)
+        spread = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (math.nan, math.nan)
+        return Evaluation(policy, env_steps, mode, len(returns), *spread, *bootstrap_interval(returns), seconds)
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         if policy not in self._writers:
@@ -235,10 +234,10 @@ class Evaluator:
         comparable = before is not None and before["settings"] in (None, self.settings)
         if not one.episodes or (before and comparable and one.mean <= before["value"]):
             return
-        mark = {"metric": EVALUATED_METRIC, "value": one.mean, "low": one.low, "high": one.high}
-        state = read_plain(run.files["state.json"]) | {"best": mark | {"settings": self.settings}}
-        files: dict[str, Content] = {**run.files, "state.json": json.dumps(state, indent=1).encode()}
-        path = checkpoint_files.save(folder, run.checkpoint.name, files)
+        figures = {"value": one.mean, "low": one.low, "high": one.high}
+        mark = {"metric": EVALUATED_METRIC, **figures, "settings": self.settings}
+        state = json.dumps(read_plain(run.files["state.json"]) | {"best": mark}, indent=1).encode()
+        path = checkpoint_files.save(folder, run.checkpoint.name, {**run.files, "state.json": state})
         for _, other in checkpoint_files.listed_if_readable(folder):
             if other != path:
                 checkpoint_files.remove(other)
@@ -273,10 +272,62 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
     table = saved.table.by_part["env"]
     flags = {name.replace("-", "_"): value for name, value in config.flags.items()}
     if unknown := next((name for name in flags if name not in table), None):
-        reason = (
-            f"an evaluation plays, which only flags of the environment change{flag_hint(unknown, table, dashes='')}"
+        hint = flag_hint(unknown, table, dashes="")
+        raise UsageError(
+            f"--flags {shown(unknown)}: an evaluation plays, which only flags of the environment change{hint}"
         )
-        raise UsageError(f"--flags {shown(unknown)}: {reason}")
-    changed = {name: from_plain(table[name], value) for name, value in flags.items()}
-    env = EnvConfig(**{**{name: getattr(saved.env, name) for name in table}, **changed})
+    changed: dict[str, Any] = {name: from_plain(table[name], value) for name, value in flags.items()}
+    env = replace(saved.env, **changed)
     return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))
+
+
+class Filming:
+    """Films the first episode of evaluations; a failure costs one film.
+
+    Args:
+        folder: folder of the videos.
+        every_minutes: least time between two videos of a policy; 0: no videos.
+    """
+
+    def __init__(self, folder: Path, every_minutes: float) -> None:
+        self.folder, self.every_seconds = folder, 60 * every_minutes
+        self._failed: dict[int, float] = {}  # time of the last failure of a policy
+        self._warned = False  # since the last success
+        if self.every_seconds:
+            draw_offscreen()  # before a drawing library is imported
+
+    def is_due(self, policy: int) -> bool:
+        """Return whether the newest video of a policy, perhaps from before a restart, is old enough."""
+        if not self.every_seconds:
+            return False
+        newest = self._failed.get(policy, -math.inf)
+        for path in self.folder.glob(f"p{policy}_*.mp4"):
+            with contextlib.suppress(OSError):  # removed in between
+                newest = max(newest, path.stat().st_mtime)
+        return not 0 <= time.time() - newest < self.every_seconds  # a time in the future: the clock was put back
+
+    def film(self, run: SavedRun, flags: EvaluationConfig, seed: int) -> None:
+        """Play the first episode once more, drawn; warn at the first of several failures in a row.
+
+        The episode is the evaluated episode if the environment draws random numbers from the seed only.
+        """
+        name = f"p{flags.policy_index}_{int(run.checkpoint.name[5:]):012}"
+        for unfinished in names_in_own(self.folder):
+            if unfinished.startswith(f".p{flags.policy_index}_"):  # of a process that was killed
+                with contextlib.suppress(OSError):  # an obstacle is reported when the new film is written
+                    remove_own(self.folder / unfinished)
+        path = self.folder / f"{name}.mp4"
+        filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
+        try:
+            with own_folder(self.folder, make=True):
+                _, _, video = play_run(run, filmed, seed)
+        except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
+            self._failed[flags.policy_index] = time.time()
+            if not self._warned:
+                trace = traceback_of(error) if isinstance(error, AppoError) else ""
+                complain(f"warning: no video of an evaluation: {error}\n{trace}")
+            self._warned = True
+            return
+        self._warned = False
+        if video is not None and video.pictures:
+            say(f"video: {path}, {video.pictures} pictures at {video.pictures_per_second:g} per second")

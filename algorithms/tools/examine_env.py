@@ -18,7 +18,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_first, make_group
 from appo.envs.masks import random_action
 from appo.envs.precision import watched
-from appo.envs.spec import MASK_KEY, Array, BoolArray, GroupEnv, StepRow
+from appo.envs.spec import MASK_KEY, Array, GroupEnv, StepRow
 from appo.utils.system import limits
 from appo.utils.system.memory import held_bytes
 
@@ -75,22 +75,20 @@ class Scales:
     def __init__(self, envs: GroupEnv) -> None:
         floats = [key for key, shown in envs.spec.observations.items() if shown.dtype.startswith("float")]
         self.shown = dict.fromkeys(floats, (np.inf, -np.inf))
-        self._sizes, self._count, self._largest = np.zeros(MOST_REWARDS), 0, 0.0
+        self._sizes, self._largest = list[float](), 0.0
 
     def look(self, row: StepRow) -> None:
         """Add a step."""
         for key, (low, high) in self.shown.items():
             self.shown[key] = min(low, float(row.obs[key].min())), max(high, float(row.obs[key].max()))
-        for size in np.abs(row.reward[row.reward != 0]).tolist():
-            self._largest = max(self._largest, size)
-            if self._count < MOST_REWARDS:
-                self._sizes[self._count] = size
-                self._count += 1
+        sizes = np.abs(row.reward[row.reward != 0]).tolist()
+        self._largest = max(self._largest, *sizes, 0.0)
+        self._sizes += sizes[: MOST_REWARDS - len(self._sizes)]
 
     @property
     def rewards(self) -> tuple[float, float]:
         """Return median and largest size of the rewards that were not 0."""
-        return (float(np.median(self._sizes[: self._count])) if self._count else 0.0), self._largest
+        return (float(np.median(self._sizes)) if self._sizes else 0.0), self._largest
 
 
 class Walk:
@@ -100,15 +98,9 @@ class Walk:
         self.envs, self._random = envs, np.random.default_rng(0)
         self.row = step_row(envs.spec, envs.num_rows)
 
-    @property
-    def took_part(self) -> BoolArray:
-        """Return the rows that took part in the last step, [R]; a step that only resets belongs to no episode."""
-        return np.ones_like(self.row.first) if self.envs.spec.same_step else ~self.row.first
-
     def reset(self, seed: int) -> str:
         """Begin an episode; return a digest of the first observation."""
-        num_envs = self.envs.num_rows // self.envs.spec.num_agents
-        self.envs.reset(range(seed, seed + num_envs), self.row.obs)
+        self.envs.reset(range(seed, seed + self.envs.num_rows // self.envs.spec.num_agents), self.row.obs)
         return _digest(self.row.obs)
 
     def action(self) -> Array:
@@ -173,7 +165,7 @@ def _time(walk: Walk, repeated: int, differs_at: int | None) -> Examination:
         # An agent that takes no part begins an episode in every step.
         (resets if walk.row.first.all() else steps).append(seconds)
         ended = walk.row.terminated | walk.row.truncated
-        length += walk.took_part
+        length += walk.envs.spec.same_step | ~walk.row.first  # a step that only resets belongs to no episode
         scales.look(walk.row)
         episodes, ended_steps = episodes + int(ended.sum()), ended_steps + int(length[ended].sum())
         length[ended] = 0

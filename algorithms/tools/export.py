@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.encoders import Encoder
 from appo.algorithms.models.q_network import QNetwork
 from appo.algorithms.ops.distributions import ActionDistribution
-from appo.algorithms.playing.policy import Policy, load_policy
+from appo.algorithms.playing.policy import Policy, Which, load_policy
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.tools.flags import ExportConfig
 from appo.envs.masks import CHOICES
@@ -58,36 +58,26 @@ def export(config: ExportConfig) -> int:
     """
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
-    kind: Any = config.load_checkpoint_kind
-    asked = {"policy": config.policy_index, "which": kind, "train_dir": config.train_dir, "trust": config.trust}
-    policy = load_policy(config.run, **asked)
-    path = Path(config.output)
-    exported = export_policy(policy, path)
-    say(f"{path}: policy {config.policy_index} of {policy.run.directory.name} at {policy.env_steps} env steps")
-    for name, described in exported.description["inputs"].items():
-        say(f"  input   {name:16} {described['dtype']:8} [{', '.join([BATCH_NAME, *map(str, described['shape'])])}]")
-    for name, meaning in exported.description["outputs"].items():
-        say(f"  output  {name:16} {meaning}")
-    say(
-        f"checked on {CHECKED_ROWS * CHECKED_STEPS} random observations: the largest difference is {exported.worst:.1g}"
+    which, path = cast(Which, config.load_checkpoint_kind), Path(config.output)
+    policy = load_policy(
+        config.run, policy=config.policy_index, which=which, train_dir=config.train_dir, trust=config.trust
     )
+    described, worst = export_policy(policy, path)
+    say(f"{path}: policy {config.policy_index} of {policy.run.directory.name} at {policy.env_steps} env steps")
+    for name, one in described["inputs"].items():
+        say(f"  input   {name:16} {one['dtype']:8} [{', '.join([BATCH_NAME, *map(str, one['shape'])])}]")
+    for name, meaning in described["outputs"].items():
+        say(f"  output  {name:16} {meaning}")
+    say(f"checked on {CHECKED_ROWS * CHECKED_STEPS} random observations: the largest difference is {worst:.1g}")
     return 0
 
 
-class Exported(NamedTuple):
-    """A description of a written file.
-
-    Attributes:
-        description: JSON under the key `appo` of the file's metadata.
-        worst: largest difference between an output of the file and the policy.
-    """
-
-    description: dict[str, Any]
-    worst: float
-
-
-def export_policy(policy: Policy, path: Path) -> Exported:
+def export_policy(policy: Policy, path: Path) -> tuple[dict[str, Any], float]:
     """Write a policy to an ONNX file, checked before the rename to `path`.
+
+    Returns:
+        The JSON under the key `appo` of the file's metadata, and the largest difference between an output of the file
+        and the policy.
 
     Raises:
         UsageError: the file cannot be written.
@@ -98,7 +88,7 @@ def export_policy(policy: Policy, path: Path) -> Exported:
     with replaced_when_whole(path) as temporary:
         _write(network, described, temporary)
         worst = _check(network, policy.model, temporary)
-    return Exported(described, worst)
+    return described, worst
 
 
 class _Network(nn.Module):
@@ -125,8 +115,7 @@ class _Network(nn.Module):
         self.keys = _input_names((*model.keys, MASK_KEY) if spec.action_mask else model.keys)
         self.has_memory = model.rnn_state_size > 0
         self.inputs = (*self.keys.values(), *(MEMORY if self.has_memory else ()))
-        value = [VALUE] if has_value else []
-        self.outputs = (ACTION, model.logits_name, *value, *([NEXT_STATE] if self.has_memory else []))
+        self.outputs = (ACTION, model.logits_name, *[VALUE] * has_value, *[NEXT_STATE] * self.has_memory)
         self.specs = {key: spec.observations[key] for key in self.keys}
         self.is_real, self.squashes = np.array(spec.action.is_real), any(spec.action.is_squashed)
         self.register_buffer("is_squashed", torch.tensor(spec.action.is_squashed))
@@ -157,8 +146,8 @@ class _Network(nn.Module):
         mode = mode.to(self.low.dtype)
         action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
         action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
-        known = (self.model.value_of(obs, logits, value),) if self.has_value else ()
-        return (action, logits, *known, *((state,) if self.has_memory else ()))
+        known = [self.model.value_of(obs, logits, value)] if self.has_value else []
+        return (action, logits, *known, *[state] * self.has_memory)
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
         """Return random observations in the range of the model's normalization."""
@@ -193,9 +182,9 @@ def _input_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _description(policy: Policy, network: _Network) -> dict[str, Any]:
-    named = ((key, name, network.specs[key]) for key, name in network.keys.items())
     inputs: dict[str, Any] = {
-        name: {"key": key, "dtype": spec.dtype, "shape": list(spec.shape)} for key, name, spec in named
+        name: {"key": key, "dtype": network.specs[key].dtype, "shape": list(network.specs[key].shape)}
+        for key, name in network.keys.items()
     }
     if network.has_memory:
         inputs["first"] = {"dtype": "bool", "shape": []}
@@ -224,19 +213,15 @@ def _copy(model: ActorCritic) -> ActorCritic:
         if isinstance(module, Encoder):
             module.num_image_layers = 0  # all images at once
         if parametrize.is_parametrized(module, "weight"):  # computed by spectral normalization
-            _keep_weight(module)
+            # A plain weight; torch's own function would change the original too, which has this class.
+            weight = module.weight
+            assert isinstance(weight, torch.Tensor)
+            module.__class__ = type(module).__bases__[0]
+            del module.parametrizations
+            module.weight = nn.Parameter(weight.detach().clone())
     for tensor in (*copied.parameters(), *copied.buffers()):
         tensor.data = tensor.data.clone()  # tensors of the original are views of one vector
     return copied
-
-
-def _keep_weight(module: nn.Module) -> None:
-    """Make a computed weight a plain one; torch's own function would change the original too, which has this class."""
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    module.__class__ = type(module).__bases__[0]
-    del module.parametrizations
-    module.weight = nn.Parameter(weight.detach().clone())
 
 
 def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
@@ -254,8 +239,8 @@ def _ranges(spec: EnvSpec, action_space: Space) -> dict[str, list[float]]:
             rows += [(*number, *own) for own, number in zip(bounds, numbers, strict=False)]
         else:
             rows += [(0, 1, 1, 0, 0, 1)] * int(np.prod(leaf.shape or ()))
-    names = ("low", "high", "scale", "start", "least", "most")
-    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    columns = zip(("low", "high", "scale", "start", "least", "most"), zip(*rows, strict=True), strict=True)
+    return {name: list(column) for name, column in columns}
 
 
 def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
@@ -275,8 +260,9 @@ def _write(network: _Network, metadata: dict[str, Any], path: Path) -> None:
             )
     except Exception as error:  # from torch's tracer, the exporter, or a model of the user
         cause = error.__cause__ or error
-        text = " ".join(str(cause).split())[:300]
-        raise ExportError(f"the model cannot be exported: {type(cause).__name__}: {text}") from error
+        raise ExportError(
+            f"the model cannot be exported: {type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+        ) from error
     assert program is not None
     graph = program.model.graph
     shown = {*graph.inputs, *graph.outputs}  # names that stay; others get a prefix, so no key can collide
@@ -309,13 +295,15 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     for _ in range(CHECKED_STEPS):
         inputs = network.examples(CHECKED_ROWS, generator) | states
         found = dict(zip(network.outputs, session.run(None, inputs), strict=True))
-        expected = _compute(network, model, inputs)
+        obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
+        with torch.inference_mode():
+            outputs = network.outputs_of(obs, *model.act(obs, first, state))
+        expected = {name: value.numpy() for name, value in zip(network.outputs, outputs, strict=True)}
         others += int((found[ACTION] != expected[ACTION])[:, ~network.is_real].any(axis=1).sum())
-        for outputs in (found, expected):
-            outputs[ACTION] = outputs[ACTION][:, network.is_real]
+        for values in (found, expected):
+            values[ACTION] = values[ACTION][:, network.is_real]
         for name, value in expected.items():
-            error = np.abs(found[name] - value) / (1 + np.abs(value))
-            worst = max(worst, float(error.max(initial=0.0)))
+            worst = max(worst, float((np.abs(found[name] - value) / (1 + np.abs(value))).max(initial=0.0)))
         if network.has_memory:
             states = {"rnn_state": expected[NEXT_STATE]}
     if not worst <= TOLERANCE:
@@ -323,11 +311,3 @@ def _check(network: _Network, model: ActorCritic, path: Path) -> float:
     if others > MOST_OTHER_ACTIONS * CHECKED_ROWS * CHECKED_STEPS:
         raise ExportError(f"the exported model takes {others} other actions than the policy: nothing is written")
     return worst
-
-
-def _compute(network: _Network, model: ActorCritic, inputs: Values) -> Values:
-    """Return the outputs of the acting model."""
-    obs, first, state = network.arguments({name: torch.from_numpy(inputs[name]) for name in network.inputs})
-    with torch.inference_mode():
-        outputs = network.outputs_of(obs, *model.act(obs, first, state))
-    return {name: value.numpy() for name, value in zip(network.outputs, outputs, strict=True)}

@@ -104,8 +104,10 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         with contextlib.ExitStack() as undo:
             folder.mkdir(parents=True)
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            kept = {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS}
-            write_json_atomic(bundle.config, kept)
+            write_json_atomic(
+                bundle.config,
+                {name: value for name, value in run.config.to_flat().items() if name not in LOCATION_FLAGS},
+            )
             checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
@@ -122,19 +124,39 @@ def names_in(folder: Path) -> list[str]:
 
 
 def model_card(run: SavedRun, config: HubConfig) -> str:
-    """Return the README of a repository: metadata for the Hub, returns of the policy, commands."""
+    """Return the README of a repository: metadata for the Hub, returns of the policy, commands.
+
+    Texts of the metadata are JSON, a subset of YAML.
+    """
     env, state = run.config.env.env, read_plain(run.files["state.json"])
     returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
-    mean, std = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (0.0, 0.0)
-    score = f"{mean:.2f} +/- {std:.2f}"
+    score = f"{statistics.fmean(returns or [0.0]):.2f} +/- {statistics.pstdev(returns or [0.0]):.2f}"
     name = config.repo or run.directory.name
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
-    changed = {key: value for key, value in run.config.to_flat().items() if _is_told(run.config, key, value)}
-    flags = shlex.join(word for key, value in changed.items() for word in words_of_flag(key, value))
+    changed = (item for item in run.config.to_flat().items() if _is_told(run.config, *item))
+    flags = shlex.join(word for item in changed for word in words_of_flag(*item))
     versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
     return f"""---
-{_front_matter(env, run.config.algorithm.name, score)}
+library_name: appo
+tags:
+- deep-reinforcement-learning
+- reinforcement-learning
+- {json.dumps(env)}
+model-index:
+- name: {run.config.algorithm.name}
+  results:
+  - task:
+      type: reinforcement-learning
+      name: reinforcement-learning
+    dataset:
+      name: {json.dumps(env)}
+      type: {json.dumps(env)}
+    metrics:
+    - type: mean_reward
+      value: {json.dumps(score)}
+      name: mean_reward
+      verified: false
 ---
 # {env}, learned by asynchronous PPO
 {own}
@@ -157,37 +179,13 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 """
 
 
-def _front_matter(env: str, algo: str, score: str) -> str:
-    """Return the metadata of a card; texts are JSON, a subset of YAML."""
-    name = json.dumps(env)
-    return f"""library_name: appo
-tags:
-- deep-reinforcement-learning
-- reinforcement-learning
-- {name}
-model-index:
-- name: {algo}
-  results:
-  - task:
-      type: reinforcement-learning
-      name: reinforcement-learning
-    dataset:
-      name: {name}
-      type: {name}
-    metrics:
-    - type: mean_reward
-      value: {json.dumps(score)}
-      name: mean_reward
-      verified: false"""
-
-
 def _is_told(config: Config, name: str, value: object) -> bool:
     """Return whether the command on the card needs a flag: the value is no default, or a preset may change the flag."""
     default = config.table.flags[name].default
     known = find_preset(config.env.env, "cpu", config.algorithm)
     others = flags_by_kind(config.algorithm) if known is None else known.keys()
-    differs = value != (list(default) if isinstance(default, tuple) else default)
-    return name not in (*LOCATION_FLAGS, "experiment") and (differs or name in others)
+    usual = list(default) if isinstance(default, tuple) else default
+    return name not in (*LOCATION_FLAGS, "experiment") and (value != usual or name in others)
 
 
 def _refuse_leaks(folder: Path) -> None:
@@ -250,14 +248,14 @@ def _keep(place: Path, file: str, target: Path) -> None:
 def _examine(folder: Path) -> str:
     """Read what playing reads; return remarks (UsageError: invalid flags; CheckpointError: a damaged checkpoint)."""
     flags = saved_flags(folder)
-    asks = uses(flags, PLAYED)
     if not uses(flags, LOOKED_AT):  # flags of a stranger's algorithm are unknown
         Config.from_saved(flags)
     if not (parents := RunFolder(folder).checkpoint_folders()):
         raise CheckpointError("there is no checkpoint in it")
     for parent in parents:
         checkpoint_files.load(parent, check=decode, limit=LIMIT)
-    trust = f"; to be played with --trust only, as it would use {', '.join(asks)}" if asks else ""
+    asks = ", ".join(uses(flags, PLAYED))
+    trust = f"; to be played with --trust only, as it would use {asks}" * bool(asks)
     return f"a policy of {shown(flags.get('env'))}{trust}"
 
 

@@ -11,15 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from appo.algorithms.run.algorithms import algorithms_with, flag_table
 from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
 from appo.algorithms.run.folder import check_name, is_run
 from appo.algorithms.run.summary import summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
-from appo.algorithms.tools.comparison.saved_runs import read_each, read_run
-from appo.algorithms.tools.comparison.settings import sweep_table
+from appo.algorithms.tools.comparison.saved_runs import read_each, read_run, sweep_table
 from appo.algorithms.tools.flags import LaunchConfig
 from appo.utils.command_line import flag_text, own_command, say
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
@@ -62,7 +61,8 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> int:
         codes = _train_all(jobs, config)
     except StopNow:
         return Interrupted.exit_code
-    for line in results(jobs, config.folder):
+    directories = {job.name: config.folder / job.name for job in jobs if is_run(config.folder / job.name)}
+    for line in sweep_table(read_each(directories, read_run), whole=True) if directories else ():
         say(line)
     if failed := [name for name, code in codes.items() if code]:
         say(f"{len(failed)} of {len(jobs)} runs failed: {' '.join(failed)}")
@@ -90,8 +90,8 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
-        text = "_".join(f"{name}-{value}" for name, value in setting.items())
-        name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', text)[:LONGEST_NAME]}_seed-{seed}".lstrip("_")
+        text = re.sub(r"[^A-Za-z0-9._-]", "-", "_".join(f"{name}-{value}" for name, value in setting.items()))
+        name = f"{text[:LONGEST_NAME]}_seed-{seed}".lstrip("_")
         check_name("experiment", name)
         own = {
             **setting, "seed": str(seed), "experiment": name, "experiments_root": config.name,
@@ -105,19 +105,13 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     return jobs
 
 
-def results(jobs: Sequence[Job], folder: Path) -> list[str]:
-    """Return a table of the settings of started runs, best first (`sweep_table`)."""
-    directories = {job.name: folder / job.name for job in jobs if is_run(folder / job.name)}
-    return sweep_table(read_each(directories, read_run), whole=True) if directories else []
-
-
 class _Running:
     """The training processes; leaving the block makes the runs save and end."""
 
     def __init__(self) -> None:
         self.processes: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by pidfd
 
-    def __enter__(self) -> "_Running":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -161,9 +155,9 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """Return the values of a flag to try, as typed by a user."""
     if name not in flags:
         raise UsageError(f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with, dashes='')}")
-    if isinstance(given, list):
-        return [flag_text(value) for value in given]
-    return [word.strip() for word in given.split(",")] if isinstance(given, str) else [flag_text(given)]
+    if isinstance(given, str):
+        return [word.strip() for word in given.split(",")]
+    return [flag_text(value) for value in (given if isinstance(given, list) else [given])]
 
 
 def log_of(folder: Path, name: str) -> Path:

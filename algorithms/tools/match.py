@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from appo.algorithms.ops.intervals import CONFIDENCE_PERCENT, bootstrap_interval, wilson_interval
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.episodes import PlayedEpisode
-from appo.algorithms.playing.player import Acts, Player, load_player, play
+from appo.algorithms.playing.player import Player, load_player, play
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.population.matchmaking import sides_of
 from appo.algorithms.run.config import ACTION_FLAGS
@@ -65,39 +65,31 @@ class Score(NamedTuple):
     losses: int
 
 
-class InUnitsOfEnv:
-    """Acts like a player, with actions in the units of the environment."""
-
-    def __init__(self, player: Player) -> None:
-        self._player, self._units = player, ActionUnits(player.spec.action)
-
-    def act(self, obs: dict[str, Array], first: Array) -> Array:
-        """Return actions [R, A] for observations [R, *]; an episode starts in rows with `first` [R]."""
-        action = self._player.act(obs, first)
-        return self._units(action).astype(np.float32) if self._units.differ else action
-
-
 class PairOfPlayers:
     """Acts for the agents of one environment, which two players share equally.
+
+    Args:
+        players: A and B.
+        alike: whether both act in the same units; otherwise actions are converted to units of the environment.
 
     Attributes:
         side: 0: A plays agents with even numbers, 1: A plays agents with odd numbers.
     """
 
-    def __init__(self, a: Acts, b: Acts, num_agents: int) -> None:
-        self.a, self.b, self.num_agents = a, b, num_agents
-        self.side = 0
+    def __init__(self, players: Sequence[Player], *, alike: bool) -> None:
+        self.players, self.side, self.num_agents = players, 0, players[0].spec.num_agents
+        self._units = [None if alike else ActionUnits(player.spec.action) for player in players]
 
     @property
     def is_of_a(self) -> Array:
         """Return whether A plays each agent, [R]."""
-        own: Array = sides_of(self.num_agents) == self.side
-        return own
+        return np.asarray(sides_of(self.num_agents) == self.side)
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Return actions [R, A]. Both players see all agents; memories of foreign agents end with the episode."""
-        actions: Array = np.where(self.is_of_a[:, None], self.a.act(obs, first), self.b.act(obs, first))
-        return actions
+        pairs = ((player.act(obs, first), units) for player, units in zip(self.players, self._units, strict=True))
+        of_a, of_b = (units(x).astype(np.float32) if units and units.differ else x for x, units in pairs)
+        return np.asarray(np.where(self.is_of_a[:, None], of_a, of_b))
 
 
 def match(config: MatchConfig) -> int:
@@ -129,8 +121,8 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
         name, which = text, "latest"
     folder = RunFolder(find_run(name, Path(config.train_dir)))
     kept = which in KINDS
-    flags = replace(_flags(config), policy_index=policy, load_checkpoint_kind=which if kept else "latest")
-    run = load_run(folder, flags)
+    kind = which if kept else "latest"
+    run = load_run(folder, replace(_flags(config), policy_index=policy, load_checkpoint_kind=kind))
     return run if kept else _near(run, policy, int(which))
 
 
@@ -146,8 +138,7 @@ def _flags(config: MatchConfig) -> EvaluationConfig:
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     """Return the run with the checkpoint nearest to a number of env steps (CheckpointError: it cannot be used)."""
-    folders = (run.folder.checkpoints(policy, kind) for kind in CHECKPOINT_FOLDERS)
-    kept = [found for folder in folders for found in checkpoint_files.listed(folder)]
+    kept = (one for kind in CHECKPOINT_FOLDERS for one in checkpoint_files.listed(run.folder.checkpoints(policy, kind)))
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
     return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
 
@@ -156,8 +147,7 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
     """Return the env steps of both policies, and the difference of returns in each episode."""
     flags, alike = _flags(config), _act_alike(runs)
     # Actions in different units are converted to the units of the environment.
-    envs = make_alone(runs[0].config.env if alike else _in_its_units(runs[0].config.env))
-    try:
+    with contextlib.closing(make_alone(_env_of(runs[0], alike=alike))) as envs:
         spec = envs.spec
         if spec.num_agents < 2:
             raise UsageError(f"a match needs an environment of several agents; {runs[0].config.env.env} has one")
@@ -166,11 +156,8 @@ def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tu
         seeds = np.random.SeedSequence(seed).generate_state(2)
         together = zip(runs, [spec if alike else _as_played(run, spec) for run in runs], seeds, strict=True)
         loaded = [load_player(run, seen, flags, int(own)) for run, seen, own in together]
-        players: list[Acts] = [player if alike else InUnitsOfEnv(player) for player, _ in loaded]
-        pair = PairOfPlayers(players[0], players[1], spec.num_agents)
+        pair = PairOfPlayers([player for player, _ in loaded], alike=alike)
         return [steps for _, steps in loaded], list(_differences(pair, play(envs, pair, flags, seed)))
-    finally:
-        envs.close()
 
 
 def _differences(pair: PairOfPlayers, episodes: Iterator[PlayedEpisode]) -> Iterator[float]:
@@ -185,7 +172,7 @@ def _differences(pair: PairOfPlayers, episodes: Iterator[PlayedEpisode]) -> Iter
 
 def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
     """Refuse policies with different observations or actions (UsageError)."""
-    a, b = (run.config.env if _act_alike(runs) else _in_its_units(run.config.env) for run in runs)
+    a, b = (_env_of(run, alike=_act_alike(runs)) for run in runs)
     if a == b:
         return
     other = make_alone(b)
@@ -199,12 +186,16 @@ def _check_alike(runs: tuple[SavedRun, SavedRun], spec: EnvSpec) -> None:
 
 
 def _act_alike(runs: tuple[SavedRun, SavedRun]) -> bool:
-    a, b = ([getattr(run.config.env, name) for name in ACTION_FLAGS] for run in runs)
-    return a == b
+    a, b = (run.config.env for run in runs)
+    return all(getattr(a, name) == getattr(b, name) for name in ACTION_FLAGS)
 
 
-def _in_its_units(config: EnvConfig) -> EnvConfig:
-    return replace(config, action_scaling="off", action_distribution="gaussian", continuous_as_bins=None)
+def _env_of(run: SavedRun, *, alike: bool) -> EnvConfig:
+    """Return the environment of a run, in the environment's own units unless both policies act alike."""
+    own = run.config.env
+    if alike:
+        return own
+    return replace(own, action_scaling="off", action_distribution="gaussian", continuous_as_bins=None)
 
 
 def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
@@ -214,14 +205,14 @@ def _as_played(run: SavedRun, spec: EnvSpec) -> EnvSpec:
     own = make_alone(run.config.env)
     own.close()
     units, size = ActionUnits(own.spec.action), own.spec.action.num_values
-    if own.spec.action.scale is None:  # in the environment's units, without a map
-        ends = [np.array(own.spec.action.low), np.array(own.spec.action.high)]
-    else:
+    ends: list[Any] = [own.spec.action.low, own.spec.action.high]
+    if own.spec.action.scale is not None:  # else they are in the environment's units, without a map
         ends = [units(np.full((1, size), end))[0, list(spec.action.is_real)] for end in (-np.inf, np.inf)]
     bounds = [spec.action.low, spec.action.high]
     if not np.allclose(*(np.clip(np.array(one, float), -NO_BOUND, NO_BOUND) for one in (ends, bounds))):
-        name = run.directory.name
-        raise UsageError(f"run {name} acts in other units than its opponent, and its agents have bounds of their own")
+        raise UsageError(
+            f"run {run.directory.name} acts in other units than its opponent, and its agents have bounds of their own"
+        )
     return own.spec
 
 
@@ -232,8 +223,7 @@ def score_of(differences: Sequence[float]) -> Score:
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     draws = len(differences) - wins - losses
     mean, points = Mean(statistics.fmean(differences), *bootstrap_interval(differences)), wins + draws / 2
-    win_rate = Mean(points / len(differences), *wilson_interval(points, len(differences)))
-    return Score(mean, win_rate, wins, draws, losses)
+    return Score(mean, Mean(points / len(differences), *wilson_interval(points, len(differences))), wins, draws, losses)
 
 
 def _summary(runs: Sequence[SavedRun], env_steps: Sequence[int], seed: int, score: Score) -> str:

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,15 +36,6 @@ Act = Callable[[dict[str, Array], BoolArray], dict[str, Array]]
 """Function from observations [R, *] and starts of episodes [R] to "action" [R, A] and more columns [R, *] by name."""
 
 
-class Recording(NamedTuple):
-    """Counts of a finished recording."""
-
-    writer: DatasetWriter
-    returns: list[float]
-    dropped_episodes: int
-    dropped_steps: int
-
-
 def record(config: RecordConfig) -> int:
     """Play whole episodes, write the dataset, and print counts; return the exit code.
 
@@ -64,8 +54,9 @@ def record(config: RecordConfig) -> int:
     if config.run:
         run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), _evaluation(config))
         if not run.config.env.env:
-            name = shown(run.folder.path.name)
-            raise UsageError(f"run {name} has learned from datasets: name its environment with --env")
+            raise UsageError(
+                f"run {shown(run.folder.path.name)} has learned from datasets: name its environment with --env"
+            )
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
     envs = make_group(replace(env, env_vectorization="python"), config.num_envs)
     with contextlib.closing(envs):
@@ -75,8 +66,8 @@ def record(config: RecordConfig) -> int:
             "environment": env.env,
             "recorded_from": "" if run is None else f"{run.folder.path.name}/{run.checkpoint.name}",
         }
-        done = _play(envs, act, config, about, seed)
-    say(_report(done, as_json=config.json))
+        writer, returns, assembler = _play(envs, act, config, about, seed)
+    say(_report(writer, sum(returns) / max(1, len(returns)), assembler, as_json=config.json))
     return 0
 
 
@@ -94,8 +85,10 @@ def _evaluation(config: RecordConfig) -> EvaluationConfig:
     )
 
 
-def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, object], seed: int) -> Recording:
-    """Write finished episodes until the dataset has enough steps."""
+def _play(
+    envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, object], seed: int
+) -> tuple[DatasetWriter, list[float], EpisodeAssembler]:
+    """Write finished episodes until the dataset has enough steps; return the closed writer, returns and assembler."""
     assembler, returns = EpisodeAssembler(envs.num_rows), list[float]()
     with DatasetWriter(config, envs.spec, about) as writer:
         for steps in chunks(envs, act, seed):
@@ -105,7 +98,7 @@ def _play(envs: GroupEnv, act: Act, config: RecordConfig, about: dict[str, objec
             if writer.steps >= config.steps:
                 break
     assembler.close()
-    return Recording(writer, returns, assembler.dropped_episodes, assembler.dropped_steps)
+    return writer, returns, assembler
 
 
 def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
@@ -130,8 +123,7 @@ def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
             row = StepRow(_at(obs, t + 1), first[t + 1], reward[t], terminated[t], truncated[t], num_frames)
             envs.step(chosen["action"][t], row)
         answers = {name: np.stack(values) for name, values in chosen.items()}
-        action = answers.pop("action")
-        yield Steps(obs, first, ~first[1:], reward, terminated, truncated, action, answers)
+        yield Steps(obs, first, ~first[1:], reward, terminated, truncated, answers.pop("action"), answers)
         first[0] = first[length]
         for array in obs.values():
             array[0] = array[length]
@@ -172,20 +164,19 @@ def _random_actions(spec: EnvSpec, seed: int) -> Act:
         policy = ActionDistribution(spec.action.parts, logits, mask)
         action = policy.sample(generator)
         found = {"action": action, "logits": logits, "log_prob": policy.log_prob(action)}
-        version = np.zeros(len(first), np.int64)
-        return {name: values.numpy() for name, values in found.items()} | {POLICY_VERSION: version}
+        found[POLICY_VERSION] = torch.zeros(len(first), dtype=torch.int64)
+        return {name: values.numpy() for name, values in found.items()}
 
     return act
 
 
-def _report(done: Recording, *, as_json: bool) -> str:
-    writer, mean = done.writer, sum(done.returns) / max(1, len(done.returns))
+def _report(writer: DatasetWriter, mean: float, assembler: EpisodeAssembler, *, as_json: bool) -> str:
     if as_json:
         written = {"episodes": writer.episodes, "steps": writer.steps, "parts": writer.parts, "mean_return": mean}
-        dropped = {"dropped_episodes": done.dropped_episodes, "dropped_steps": done.dropped_steps}
+        dropped = {"dropped_episodes": assembler.dropped_episodes, "dropped_steps": assembler.dropped_steps}
         return json_text({"dataset": str(writer.folder), **written, **dropped})
-    left_out = f"{done.dropped_episodes} episodes of {done.dropped_steps} steps had no end and are left out"
     return (
         f"{shown(str(writer.folder))}: {writer.episodes} episodes, {writer.steps} steps, in {writer.parts} parts; mean"
-        f" return {mean:.2f}; {left_out}"
+        f" return {mean:.2f}; {assembler.dropped_episodes} episodes of {assembler.dropped_steps} steps had no end and"
+        " are left out"
     )

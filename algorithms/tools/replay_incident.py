@@ -74,8 +74,8 @@ def replay(config: ReplayConfig) -> int:
     else:
         outcome = repeat(incident, env, render_mode)
     if not outcome.error:
-        early = outcome.num_steps < incident.num_steps
-        say(f"not reproduced: {'its episode ended' if early else 'nothing failed'} after {outcome.num_steps} steps")
+        what = "its episode ended" if outcome.num_steps < incident.num_steps else "nothing failed"
+        say(f"not reproduced: {what} after {outcome.num_steps} steps")
         return NOT_REPRODUCED
     complain(outcome.traceback)
     same = outcome.error == incident.error

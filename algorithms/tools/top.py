@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any
 
 from rich.console import Group as Together
 
 from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, find_algorithm
 from appo.algorithms.run.folder import find_runs, runs_in
-from appo.algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, summary
+from appo.algorithms.run.summary import LIVING_STATES, SAMPLED_BYTES, RunSummary, last_records, number_of, summary
 from appo.algorithms.runtime.monitor.console import SMALLEST, aim_of, obstacle, wants_colour
 from appo.algorithms.runtime.monitor.curves import ReturnTraces
 from appo.algorithms.runtime.monitor.overview import Overview
@@ -39,12 +39,12 @@ LEAST = os.terminal_size((12, 2))  # smallest terminal that shows anything
 
 def top(config: TopConfig) -> int:
     """Show runs until their end or Ctrl-C; return the exit code (UsageError: a run is missing)."""
-    watched = read_each(_directories(config), lambda _, directory: ObservedRun.of(directory))
+    watched = read_each(_directories(config), lambda _, directory: ObservedRun(directory))
     if config.once or obstacle(sys.stdout, os.environ):
         columns = max(LEAST.columns, shutil.get_terminal_size(PAGE).columns)
         for one in watched:
-            drawn = draw(one.look(), columns, PAGE.lines)
-            say("\n".join([*render(drawn, columns, colour=False, terminal=False), one.verdict()]))
+            lines = render(draw(one.look(), columns, PAGE.lines), columns, colour=False, terminal=False)
+            say("\n".join([*lines, one.verdict()]))
     else:
         _follow(watched, config)
         for one in watched:
@@ -53,31 +53,25 @@ def top(config: TopConfig) -> int:
 
 
 class ObservedRun:
-    """A run as seen in the run's files, whatever the files contain."""
+    """A run as seen in the run's files, whatever the files contain (UsageError: the flags cannot be read)."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.folder = directory, RunFolder(directory)
         self._traces, self._read_bytes = ReturnTraces(), 0
         self._found: RunSummary | None = None
-
-    @classmethod
-    def of(cls, directory: Path) -> Self:
-        """Begin to observe a run with readable flags (UsageError: the flags cannot be read)."""
-        RunFolder(directory).read_config()
-        return cls(directory)
+        self.folder.read_config()
 
     def look(self) -> Snapshot:
         """Return the overview of the run now."""
         self._found = found = summary(self.directory)
         status = self.folder.read_status()
         self._read_new_records()
-        budget = status.get("budget")
-        numbers = {name: value for name, value in budget.items() if is_number(value)} if _is_mapping(budget) else {}
+        numbers = _numbers(status.get("budget"))
         overview = _overview(status, last_records(self.folder.metrics), found)
         env, state = (found.env or "?", found.state) if found else ("?", "gone")
         algo = self.folder.read_config().get("algo", DEFAULT)
-        known = isinstance(algo, str) and algo in ALGORITHMS  # a stranger's module is not imported
-        losses = find_algorithm(algo).panel if known else {}
+        # A stranger's module is not imported.
+        losses = find_algorithm(algo).panel if isinstance(algo, str) and algo in ALGORITHMS else {}
         return Snapshot(self.directory.name, env, state, aim_of(numbers), overview, self._traces.best(), losses)
 
     @property
@@ -157,24 +151,21 @@ def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
 
 def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], found: RunSummary | None) -> Overview:
     """Make an overview of a status; records of the policies replace fields that the status lacks."""
-    totals = status.get("totals")
-    counts = {name: int(value) for name, value in totals.items() if is_number(value)} if _is_mapping(totals) else {}
+    counts = {name: int(value) for name, value in _numbers(status.get("totals")).items()}
     policies, warnings = status.get("policies"), status.get("warnings")
-    current = [record for record in policies if _is_mapping(record)] if isinstance(policies, list) else []
+    current = [record for record in policies if isinstance(record, dict)] if isinstance(policies, list) else []
     return Overview(
-        elapsed_seconds=_number(status.get("elapsed_seconds")) or 0.0,
-        seconds_left=_number(status.get("seconds_left")),
+        elapsed_seconds=number_of(status.get("elapsed_seconds")) or 0.0,
+        seconds_left=number_of(status.get("seconds_left")),
         share=found.share if found else None,
         env_steps=(found.env_steps if found else None) or 0,  # of the same moment as the share: a record may be newer
         samples=counts.get("samples", 0),
         discarded=counts.get("discarded", 0),
         restarts=counts.get("restarts", 0),
         env_rebuilds=counts.get("actors_rebuilds", 0),
-        memory_bytes=int(memory) if (memory := _number(status.get("memory_bytes"))) is not None else None,
+        memory_bytes=int(memory) if (memory := number_of(status.get("memory_bytes"))) is not None else None,
         performance=_performance(status.get("performance")),
-        policies=tuple(
-            {name: value for name, value in record.items() if is_number(value)} for record in current or records
-        ),
+        policies=tuple(_numbers(record) for record in current or records),
         warnings=tuple(str(text) for text in warnings) if isinstance(warnings, list) else (),
     )
 
@@ -182,7 +173,7 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], f
 def _performance(plain: object) -> Performance | None:
     """Read the mapping written by `Performance.plain`; return None for any other value."""
     try:
-        assert _is_mapping(plain)
+        assert isinstance(plain, dict)
         roles = {name: _role(plain["roles"][name]) for name in ROLES if name in plain["roles"]}
         numbers = {
             name: _sure(plain[name])
@@ -204,9 +195,5 @@ def _sure(value: object) -> float:
     return value
 
 
-def _number(value: object) -> float | None:
-    return value if is_number(value) else None
-
-
-def _is_mapping(value: object) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
+def _numbers(plain: object) -> dict[str, float]:
+    return {name: value for name, value in plain.items() if is_number(value)} if isinstance(plain, Mapping) else {}

@@ -16,9 +16,8 @@ from appo.algorithms import cli
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluation_words
-from appo.algorithms.tools import evaluate, filming
-from appo.algorithms.tools.evaluate import Evaluation, Evaluator, read_best
-from appo.algorithms.tools.filming import Filming
+from appo.algorithms.tools import evaluate
+from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
 from appo.algorithms.tools.flags import EvaluateConfig
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
@@ -307,14 +306,14 @@ def test_a_film_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, failures = 1000.0, iter([True, True, False, True])
-    monkeypatch.setattr(filming.time, "time", lambda: now)
+    monkeypatch.setattr(evaluate.time, "time", lambda: now)
 
     def play_run(run: Any, flags: EvaluationConfig, seed: int) -> Any:
         if next(failures):
             raise ResourceError("cannot write the video: No space left on device")
         return SimpleNamespace(video=None)
 
-    monkeypatch.setattr(filming, "play_run", play_run)
+    monkeypatch.setattr(evaluate, "play_run", play_run)
     films, run = Filming(tmp_path, 1.0), cast(Any, SimpleNamespace(checkpoint=tmp_path / "ckpt_000000000001"))
     warnings = []
     for _ in range(4):

@@ -117,7 +117,7 @@ def test_every_kind_of_model_and_space(tmp_path: Path, case: str) -> None:
     observation_space, action_space, flags = CASES[case]
     policy = untrained((observation_space, action_space), flags)
     path = tmp_path / "policy.onnx"
-    assert exporting.export_policy(policy, path).worst < exporting.TOLERANCE
+    assert exporting.export_policy(policy, path)[1] < exporting.TOLERANCE
     assert [entry.name for entry in tmp_path.iterdir()] == ["policy.onnx"]
     session = session_of(path)
     observation_space.seed(0)
@@ -154,7 +154,7 @@ def test_keys_that_are_called_as_other_inputs_outputs_or_what_is_inside(tmp_path
     taken = ["action", "first", "obs.value", "value"]
     inside = ["linear", "low"]  # as the exporter calls a layer and a buffer
     policy = untrained((spaces.Dict(dict.fromkeys([*taken, *inside], BOX)), spaces.Discrete(3)), flags)
-    described = exporting.export_policy(policy, tmp_path / "policy.onnx").description["inputs"]
+    described = exporting.export_policy(policy, tmp_path / "policy.onnx")[0]["inputs"]
     keys = {name: entry["key"] for name, entry in described.items() if "key" in entry}
     assert keys == {
         "obs.action": "action",
@@ -189,7 +189,7 @@ def test_a_value_that_nothing_has_learned_is_none(flags: dict[str, Any], has_val
 
 def test_a_file_of_a_clone_has_no_value(tmp_path: Path) -> None:
     policy = untrained((BOX, spaces.Discrete(3)), PLAIN | {"algo": "BC", "input": ["x"]})
-    described = exporting.export_policy(policy, tmp_path / "policy.onnx").description
+    described = exporting.export_policy(policy, tmp_path / "policy.onnx")[0]
     session = session_of(tmp_path / "policy.onnx")
     assert [one.name for one in session.get_outputs()] == list(described["outputs"]) == ["action", "logits"]
 
@@ -206,7 +206,7 @@ def test_the_value_of_a_choice_that_a_mask_forbids_is_not_the_value(tmp_path: Pa
     flat.module.eval()
     player = Player(EpsilonGreedyPolicy(flat, spec, None, rescaled=False), spec, EvaluationConfig(), 0)
     policy = Policy(SavedRun(RunFolder(Path("none")), config, Path("none"), {}), player, seen, 7)
-    assert exporting.export_policy(policy, tmp_path / "policy.onnx").worst < exporting.TOLERANCE
+    assert exporting.export_policy(policy, tmp_path / "policy.onnx")[1] < exporting.TOLERANCE
     session = session_of(tmp_path / "policy.onnx")
     observation = MASKED.sample()
     for allowed in range(5):

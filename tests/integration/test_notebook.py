@@ -105,5 +105,5 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
     for step in range(10 * MOST_POINTS + 1):
         curve.add(report(step, float(step)))
     assert MOST_POINTS // 2 <= len(curve.points) <= MOST_POINTS
-    assert curve.points[0].env_steps == 0
-    assert curve.points[-1].env_steps >= 10 * MOST_POINTS - 20
+    assert curve.points[0][0] == 0
+    assert curve.points[-1][0] >= 10 * MOST_POINTS - 20

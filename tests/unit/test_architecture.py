@@ -131,9 +131,9 @@ def test_wall_clock_times_are_only_labels() -> None:
         "appo.algorithms.tools.runs",  # how long ago a run's status was written
         "appo.algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
         "appo.algorithms.run.directory.code",  # of a start, as in the journal
-        "appo.algorithms.run.directory.journal",
+        "appo.algorithms.run.folder",
         "appo.algorithms.tools.top",  # the same
-        "appo.algorithms.tools.filming",  # compared with the times of files
+        "appo.algorithms.tools.evaluate",  # compared with the times of files
         "appo.algorithms.runtime.processes.janitor",  # the same
         "appo.utils.tensorboard.writer",  # TensorBoard's events
         "appo.algorithms.runtime.monitor.status",

@@ -12,7 +12,7 @@ from appo.algorithms import cli
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
 from appo.algorithms.run.config import FLAGS, Config, check, parse_train_flags
 from appo.algorithms.runtime.callbacks import EVENTS
-from appo.algorithms.tools.print_config import asked_format
+from appo.algorithms.tools.train import asked_format
 from appo.utils import timing
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning

@@ -94,7 +94,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.memory.learner_state": ({JSON}, "the shared memory of the run"),
     "appo.algorithms.runtime.memory.state_files": ({JSON}, "the door of checkpoints: bounded headers, each checked"),
     "appo.algorithms.runtime.monitor.upkeep": ({NAMES}, "sizes of logs"),
-    "appo.algorithms.tools.filming": (
+    "appo.algorithms.tools.evaluate": (
         {NAMES, NUMBER},
         "whether there is something; the name of a verified checkpoint",
     ),

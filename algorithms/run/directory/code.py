@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from appo.algorithms.run.config import Config
 from appo.utils.errors import PACKAGE
@@ -50,8 +50,7 @@ class Repository(NamedTuple):
 def code_places(config: Config) -> list[Path]:
     """Return the folders of imported code: the package, the calling script, and the modules that flags name."""
     flat = config.to_flat()
-    values = [flat.get(name) for name in NAMED]
-    names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+    names = [name for value in map(flat.get, NAMED) for name in (value if isinstance(value, list) else [value])]
     modules = {str(name).partition(":")[0].partition(".")[0] for name in names if ":" in str(name)}
     files = [getattr(sys.modules.get("__main__"), "__file__", None)]
     for module in sorted(modules):
@@ -115,16 +114,10 @@ class CodeWatch:
     """Examines the code in a thread while the start waits for other things."""
 
     def __init__(self, places: Sequence[Path]) -> None:
-        self._places, self._environment = places, dict(os.environ)
         self._found: list[Repository] = []
-        self._thread = threading.Thread(target=self._look, name="code watch", daemon=True)
-
-    @classmethod
-    def begin(cls, config: Config) -> Self:
-        """Start to examine the code of a run."""
-        watch = cls(code_places(config))
-        watch._thread.start()
-        return watch
+        environment = dict(os.environ)
+        self._thread = threading.Thread(target=self._look, args=(places, environment), name="code watch", daemon=True)
+        self._thread.start()
 
     def keep(self, directory: Path) -> None:
         """Write the code into the folder of the run, unless the last start has written the same.
@@ -144,8 +137,8 @@ class CodeWatch:
         except OSError as error:
             log.warning("commit and changes of the code are not kept: %s", error.strerror)
 
-    def _look(self) -> None:
-        self._found = look(self._places, self._environment)
+    def _look(self, places: Sequence[Path], environment: Mapping[str, str]) -> None:
+        self._found = look(places, environment)
 
     @staticmethod
     def _kept(folder: RunFolder, one: Repository) -> dict[str, str | None]:

@@ -77,7 +77,7 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """Return the shortest command that trains with the same flags; see `words_of_flags`."""
-    names = [name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in ("env", *LOCATION)]
+    names = (name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in ("env", *LOCATION))
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 
@@ -96,13 +96,9 @@ def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: S
     """Return the names of flags that differ from the env's preset, else from its kind of observation or the default."""
     algo = str(flags.get("algo", DEFAULT))
     by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo)) or by_kind
-    usual = {name: _plain(flag.default) for name, flag in flag_table(algo).flags.items()}
-    usual |= {name: _plain(value) for name, value in by_preset.items()}
-    return [name for name in names if flags[name] != usual[name]]
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+    usual = {**{name: flag.default for name, flag in flag_table(algo).flags.items()}, **by_preset}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    return [name for name in names if flags[name] != plain[name]]
 
 
 def _figures(found: RunSummary, status: Mapping[str, Any], flags: Mapping[str, object]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
-from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.topology import Placement
 
 # A request and its reply between processes on two cores: 15 to 25 us by eventfd and mailbox row, and their handling.
@@ -161,8 +160,7 @@ def predict(costs: Costs, plan: Sampling, config: Config, num_agents: int, cores
         ]
         total += act
     total += sample
-    learner = RELIABLE_LEARNER * policies / (learn + hand_over)
-    return min(learner, *limits, cores / total)
+    return min(RELIABLE_LEARNER * policies / (learn + hand_over), *limits, cores / total)
 
 
 def choose(
@@ -286,7 +284,10 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
         for num_workers, num_splits, learner_threads, share in product(workers, splits, threads, SHARES):
             given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
             plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)
-            yield replace(_part(plan, given, share), learner_threads=learner_threads)
+            if not given.num_envs_per_worker:
+                envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
+                plan = replace(plan, num_envs_per_worker=max(1, envs) * plan.num_splits)
+            yield replace(plan, learner_threads=learner_threads)
 
 
 def thread_limit(cores: int) -> int:
@@ -313,20 +314,11 @@ def threads_to_time(costs: Costs, config: Config, num_agents: int, cores: int) -
     return limit if max(rates.values()) * (1 - MARGIN) > alone else 0
 
 
-def _part(plan: Sampling, given: SamplingConfig, share: float) -> Sampling:
-    """Return a plan of the rules with a share of its environments, unless their number is given."""
-    if given.num_envs_per_worker:
-        return plan
-    envs = min(MAX_ENVS_PER_WORKER, int(plan.num_envs_per_worker * share)) // plan.num_splits
-    return replace(plan, num_envs_per_worker=max(1, envs) * plan.num_splits)
-
-
 def _counts(given: int, limit: int) -> list[int]:
     """Return the given count alone, or else powers of two up to the limit, the limit and the limit minus one."""
     if given:
         return [given]
-    powers = {1 << i for i in range(limit.bit_length())}
-    return sorted(n for n in powers | {limit, limit - 1} if 1 <= n <= limit)
+    return sorted(n for n in {1 << i for i in range(limit.bit_length())} | {limit, limit - 1} if 1 <= n <= limit)
 
 
 def _envs(plan: Sampling) -> int:

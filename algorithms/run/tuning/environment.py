@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,13 +32,6 @@ LARGEST_BYTES = 256 << 20  # of the observations in a rehearsal
 IMPORTED_BYTES = 128 << 20  # of what a first environment takes: its packages, which further ones share
 
 
-class Making(NamedTuple):
-    """Seconds of making the first environment, and bytes of memory before."""
-
-    seconds: float
-    bytes_before: int
-
-
 class GroupTimer:
     """An actor with one group that takes random actions."""
 
@@ -57,8 +49,9 @@ class GroupTimer:
             reward_clip=config.env.reward_clip,
             keep=True,
         )
-        finals = FinalObservations.attach(arena, envs.spec)
-        group = EnvGroup(plan, envs, self.trajectories, finals, np.random.SeedSequence(0))
+        group = EnvGroup(
+            plan, envs, self.trajectories, FinalObservations.attach(arena, envs.spec), np.random.SeedSequence(0)
+        )
         self.random = np.random.default_rng(0)
         self.draws = [self._draw([None] * self.rows) for _ in range(NUM_DRAWS)]
         group.reset()
@@ -82,15 +75,13 @@ class GroupTimer:
 
     def mean_seconds(self, budget_seconds: float) -> float:
         """Return the seconds of a step, resets included, averaged over that time."""
-        total, deadline = self.step(), time.perf_counter() + budget_seconds
-        count = 1
-        if total > budget_seconds:
-            return total
-        total = count = 0  # the first step may have loaded or compiled something
-        while not count or time.perf_counter() < deadline:
-            total += self.step()
-            count += 1
-        return total / count
+        first, deadline = self.step(), time.perf_counter() + budget_seconds
+        if first > budget_seconds:
+            return first
+        steps = [self.step()]  # without the first one, which may have loaded or compiled something
+        while time.perf_counter() < deadline:
+            steps.append(self.step())
+        return sum(steps) / len(steps)
 
     def _actions(self, slot: int, step: int) -> Array:
         if not self.spec.action_mask:
@@ -101,7 +92,9 @@ class GroupTimer:
         return np.concatenate([random_action(self.spec.action, mask, self.random) for mask in masks])
 
 
-def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[tuple[Curve, int]]:
+def stepping_costs(
+    config: Config, envs: GroupEnv, making_seconds: float, bytes_before: int, made: ExitStack
+) -> Iterator[tuple[Curve, int]]:
     """Yield the seconds of a step by environments in the group, and the bytes of one environment.
 
     The first result is for one environment. A second one follows if a larger group is quick to try: only a larger group
@@ -110,7 +103,8 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
     Args:
         config: configuration of the run; a given number of environments is the limit.
         envs: group of one environment, or of a vector's environments, not stepped yet.
-        making: costs of making the group.
+        making_seconds: seconds of making the group.
+        bytes_before: memory before the group was made.
         made: stack that closes further groups.
     """
     begin = time.perf_counter()
@@ -118,13 +112,12 @@ def stepping_costs(config: Config, envs: GroupEnv, making: Making, made: ExitSta
     count = envs.num_rows // envs.spec.num_agents
     points = [(count, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
-    once = min(making.seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
-    yield rising(points), max(0, held_bytes() - making.bytes_before - IMPORTED_BYTES)
+    once = min(making_seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
+    yield rising(points), max(0, held_bytes() - bytes_before - IMPORTED_BYTES)
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
     most = count if envs.spec.one_per_process or count > 1 else config.sampling.given_group_size or max(LARGER_GROUPS)
     groups = (min(n, most) for n in LARGER_GROUPS)
-    quick = (n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES)
-    num_envs = next(quick, count)
+    num_envs = next((n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES), count)
     if num_envs > count:
         before = held_bytes()
         group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))

@@ -210,17 +210,20 @@ def resolve_defaults(config: Config) -> Config:
         return config
     if config.env.env:
         check_name(config.env)
-    with tempfile.TemporaryDirectory(prefix="appo-probe-") as folder, SignalWatch() as signals, Janitor() as janitor:
-        inquiry = Inquiry(
+    with (
+        tempfile.TemporaryDirectory(prefix="appo-probe-") as folder,
+        SignalWatch() as signals,
+        Janitor() as janitor,
+        Inquiry(
             measure_environment,
             (config, False),
             log_path=Path(folder, "probe.log"),
             method="spawn",
             signals=signals,
             janitor=janitor,
-        )
-        with inquiry:
-            spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
+        ) as inquiry,
+    ):
+        spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
     assert isinstance(spec, EnvSpec)
     return completed(config, spec)
 
@@ -236,7 +239,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
     """Send the environment's `EnvSpec`, then its `stepping_costs`; a `WorkerFailed` takes a missing result's place."""
     _enter("probe", log_path)
     with _send_failures(pipe):
-        from appo.algorithms.run.tuning.environment import Making, stepping_costs
+        from appo.algorithms.run.tuning.environment import stepping_costs
         from appo.envs.loop.env_set import OnFailure
 
         config.run.keep_code_out()
@@ -245,10 +248,11 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             pipe.send(learned_spec(config, None))
             return
         with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
-            on_failure = OnFailure(config.env.max_env_rebuilds)
-            envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
+            envs = make_first(
+                config.env, config.sampling.given_group_size, on_failure=OnFailure(config.env.max_env_rebuilds)
+            )
             made.callback(envs.close)
-            making = Making(time.perf_counter() - begin, bytes_before)
+            seconds = time.perf_counter() - begin
             envs.spec = with_precision(envs)
             if config.sampling.shares_process:
                 envs.spec = replace(envs.spec, one_per_process=None)
@@ -258,7 +262,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
                 envs.spec = with_company(config.env, spec)
                 pipe.send(envs.spec)
             if measure:
-                for costs in stepping_costs(config, envs, making, made):
+                for costs in stepping_costs(config, envs, seconds, bytes_before, made):
                     pipe.send(costs)
                 pipe.send(None)
 

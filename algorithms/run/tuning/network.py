@@ -179,9 +179,7 @@ class NetworkTimer:
         if self.columns > 1:
             many = self.update_seconds(self.columns, TRAINING_SECONDS)
             each = max((many - one) / (self.columns - 1), many / self.columns / 4)  # `one` may have been disturbed
-        seconds = many + each * (size - self.columns)
-        per_step: float = seconds / size / learning.rollout * learning.ppo_epochs
-        return per_step
+        return float((many + each * (size - self.columns)) / size / learning.rollout * learning.ppo_epochs)
 
     def update_seconds(self, columns: int, budget_seconds: float) -> float:
         """Return the seconds from a slot of that many trajectories to trained weights."""

@@ -7,7 +7,6 @@ from functools import partial
 from appo.algorithms.datasets.output import OutputWriter, attach_ring, writer_name
 from appo.algorithms.datasets.writer import DatasetWriter
 from appo.algorithms.population.matchmaking import matchmaker_of
-from appo.algorithms.run.config import Config
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.resources import free_bytes
 from appo.algorithms.runtime.callbacks import GroupHooks, Hooks
@@ -35,7 +34,9 @@ def make_actor(blueprint: RunPlan, plan: ProcessPlan, heartbeat: Heartbeat, addr
     finals = FinalObservations.attach(plan.arena, blueprint.spec)
     sampling = blueprint.config.sampling
     groups = []
-    on_failure = replace(_on_failure(blueprint.config, str(address)), alive=heartbeat.alive)
+    incidents = IncidentFolder(blueprint.config.run.incidents, str(address), asdict(blueprint.config.env))
+    rebuilds = blueprint.config.env.max_env_rebuilds if sampling.restart_workers else 0
+    on_failure = OnFailure(rebuilds, incidents, alive=heartbeat.alive)
     env, names = blueprint.config.env.as_trained, blueprint.config.logging.callbacks
     hooks = Hooks.make(names, blueprint.config.to_flat(), address.index) if names else None
     matchmaker = matchmaker_of if blueprint.topology.num_acting > 1 else only_policy
@@ -91,11 +92,6 @@ def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
         return LeakWatch(sampling.actor_max_growth_mb << 20, flag, generation)
     share = max(LEAST_GROWTH_BYTES, free_bytes(0) // topology.num_actors)
     return LeakWatch(share, "its share of what was free when it started", generation)
-
-
-def _on_failure(config: Config, worker: str) -> OnFailure:
-    incidents = IncidentFolder(config.run.incidents, worker, asdict(config.env))
-    return OnFailure(config.env.max_env_rebuilds if config.sampling.restart_workers else 0, incidents)
 
 
 def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:

@@ -6,9 +6,16 @@ from typing import Any
 
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, value_at
-from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags, read_each, read_run
-from appo.algorithms.tools.comparison.settings import settings_of, sweep_table
+from appo.algorithms.tools.comparison.saved_runs import (
+    ComparedRun,
+    differing_flags,
+    read_each,
+    read_run,
+    settings_of,
+    sweep_table,
+)
 from appo.algorithms.tools.flags import CompareConfig
+from appo.algorithms.tools.runs import columns
 from appo.utils.command_line import say, words_of
 from appo.utils.errors import UsageError
 from appo.utils.metrics import duration, short_number
@@ -74,9 +81,7 @@ def _text(names: Sequence[str], sections: Mapping[str, Rows]) -> list[str]:
         heading = titles.get(title, "mean return after")
         rows += [("",), (heading,)] if heading and content else [("",)] if content else []
         rows += [(_label(title, name), *(_cell(title, name, x) for x in values)) for name, values in content.items()]
-    whole = [row for row in rows if len(row) > 1]
-    widths = [max(len(row[column]) for row in whole) for column in range(len(names) + 1)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    return columns(rows, 1)
 
 
 def _label(title: str, name: str) -> str:

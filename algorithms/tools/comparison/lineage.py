@@ -16,8 +16,7 @@ def describe(events: Sequence[Event]) -> list[str]:
     lines = [_line(event) for event in events if event.kind in ("copy", "mutation")]
     counts = [sum(event.kind == kind for event in events) for kind in ("copy", "mutation")]
     back = sum(event.state == "taken back" for event in events)
-    policies = len({event.policy for event in events})
-    summary = f"{policies} policies, {counts[0]} copies, {counts[1]} mutations"
+    summary = f"{len({event.policy for event in events})} policies, {counts[0]} copies, {counts[1]} mutations"
     return [*lines, summary + (f", {back} decisions taken back by crashes" if back else "")]
 
 
@@ -67,8 +66,8 @@ def _lanes(axis: Any, events: Sequence[Event], policies: Sequence[int], colors: 
     """Draw a lane per policy, a dot per mutation, and an arrow per copy with the score of the source."""
     lanes = {policy: -i for i, policy in enumerate(policies)}
     for policy, lane in lanes.items():
-        own = [event.env_steps for event in events if event.policy == policy]
-        axis.plot([0, max(own, default=0)], [lane, lane], color=colors[policy], linewidth=2)
+        end = max((event.env_steps for event in events if event.policy == policy), default=0)
+        axis.plot([0, end], [lane, lane], color=colors[policy], linewidth=2)
     for event in events:
         lane = lanes[event.policy]
         if event.kind == "mutation":
@@ -98,8 +97,7 @@ def _curves(axis: Any, events: Sequence[Event], name: str, colors: Mapping[int, 
         if points:
             axis.step(*zip(*points, strict=True), where="post", color=color, marker=".", markersize=4)
             everything += [value for _, value in points]
-    positive = bool(everything) and min(everything) > 0
-    if positive and math.log10(max(everything) / min(everything)) > 1:
+    if everything and min(everything) > 0 and math.log10(max(everything) / min(everything)) > 1:
         axis.set_yscale("log")
     axis.set_ylabel(name, fontsize=8)
     axis.tick_params(labelsize=8)

@@ -19,7 +19,13 @@ from appo.algorithms.run.config import FLAGS_BY_PART
 from appo.algorithms.run.folder import find_run, find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
 from appo.algorithms.tools.comparison.lineage import describe, draw_lineage
-from appo.algorithms.tools.comparison.saved_runs import LOCATION_FLAGS, differing_flags, flags_of_run, read_each
+from appo.algorithms.tools.comparison.saved_runs import (
+    LOCATION_FLAGS,
+    ComparedRun,
+    differing_flags,
+    flags_of_run,
+    read_each,
+)
 from appo.algorithms.tools.flags import PlotConfig
 from appo.utils.command_line import say, words_of
 from appo.utils.errors import UsageError
@@ -55,14 +61,6 @@ MOST_IN_LABEL = 2
 Array = NDArray[np.float64]
 
 
-class RunCurve(NamedTuple):
-    """The curve of a run, and the flags of the run."""
-
-    name: str
-    flags: Mapping[str, object]
-    points: Sequence[Point]
-
-
 class Band(NamedTuple):
     """The middle and the spread of several curves over their common range: [GRID] each."""
 
@@ -82,8 +80,8 @@ def plot(config: PlotConfig) -> int:
     if config.lineage:
         return _plot_lineage(config, root)
     directories = find_runs(config.runs, root)
-    curves = read_each(directories, lambda _, d: RunCurve(d.resolve().name, flags_of_run(d), read_curve(d)))
-    known = [curve for curve in curves if len(curve.points) > 1]
+    curves = read_each(directories, lambda _, d: ComparedRun(d.resolve().name, flags_of_run(d), read_curve(d)))
+    known = [curve for curve in curves if len(curve.curve) > 1]
     for curve in curves:
         if curve not in known:
             say(f"{shown(curve.name)} has reported too few returns for a curve")
@@ -110,9 +108,9 @@ def _plot_lineage(config: PlotConfig, root: Path) -> int:
     return 0
 
 
-def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
+def group_runs(curves: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
     """Group runs with equal flags except the seed; label each group with its differing flags."""
-    groups: list[list[RunCurve]] = []
+    groups: list[list[ComparedRun]] = []
     for curve in curves:
         for group in groups:
             if not set(differing_flags([group[0].flags, curve.flags])) - ASIDE:
@@ -121,12 +119,11 @@ def group_runs(curves: Sequence[RunCurve]) -> dict[str, list[RunCurve]]:
         else:
             groups.append([curve])
     names = [name for name in differing_flags([group[0].flags for group in groups]) if name not in ASIDE]
-    labels: dict[str, list[RunCurve]] = {}
+    labels: dict[str, list[ComparedRun]] = {}
     for group in groups:
         label, name = _label(group, names), group[0].name
         more = (f"{label} ({name}, {number})" for number in count(2))
-        free = next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)
-        labels[free] = group
+        labels[next(text for text in chain((label, f"{label} ({name})"), more) if text not in labels)] = group
     return labels
 
 
@@ -153,7 +150,7 @@ def interquartile_mean(values: Array) -> Array:
     return mean
 
 
-def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> None:
+def draw(groups: Mapping[str, Sequence[ComparedRun]], axis: Axis, path: Path) -> None:
     """Write the picture (UsageError: matplotlib is missing, or the file cannot be written)."""
     _require_matplotlib()
     from matplotlib.figure import Figure
@@ -163,7 +160,7 @@ def draw(groups: Mapping[str, Sequence[RunCurve]], axis: Axis, path: Path) -> No
     axes = figure.add_subplot()
     for number, (name, curves) in enumerate(groups.items()):
         label = f" {name}" if name.startswith("_") else name  # matplotlib omits labels that begin with an underscore
-        _draw_group(axes, [curve.points for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
+        _draw_group(axes, [curve.curve for curve in curves], axis, label, COLOURS[number % len(COLOURS)])
     envs = {str(curve.flags.get("env", "?")) for curves in groups.values() for curve in curves}
     axes.set_title(", ".join(shown(env) for env in sorted(envs)), loc="left", fontsize=11, parse_math=False)
     axes.set_xlabel(axis.replace("_", " "))
@@ -195,7 +192,7 @@ def _draw_group(axes: "Axes", curves: Sequence[Sequence[Point]], axis: Axis, lab
         axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _label(group: Sequence[RunCurve], names: Sequence[str]) -> str:
+def _label(group: Sequence[ComparedRun], names: Sequence[str]) -> str:
     """Return the differing flags of a group, and the meaning of the line."""
     parts = [f"{name}={words_of(group[0].flags.get(name))}" for name in names[:MOST_IN_LABEL]]
     if len(names) > MOST_IN_LABEL:
@@ -208,8 +205,7 @@ def _label(group: Sequence[RunCurve], names: Sequence[str]) -> str:
 
 def _save(figure: Any, path: Path) -> None:
     with replaced_when_whole(path) as temporary:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(temporary, format=path.suffix[1:] or "png")
         except ValueError as error:  # an unknown format

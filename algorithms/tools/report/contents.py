@@ -1,4 +1,4 @@
-"""The contents of a report: runs, possibly of strangers, read from their folders in bounded memory.
+"""The contents of a report: runs, possibly of strangers, read from their folders in bounded memory, and their curves.
 
 Metrics are sampled, videos have a size limit, and lists have a maximal length.
 """
@@ -9,15 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from appo.algorithms.population.lineage import Event, read_events
-from appo.algorithms.run.directory.journal import count_starts
-from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.folder import count_starts, saved_flags
 from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
-from appo.algorithms.runtime.monitor.curves import PLACE, Point
+from appo.algorithms.runtime.monitor.curves import PLACE, Axis, Point
 from appo.algorithms.runtime.monitor.panel import Snapshot
-from appo.algorithms.tools.comparison.saved_runs import default_flags
+from appo.algorithms.tools.comparison.plot import band_of, group_runs
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun, default_flags
 from appo.algorithms.tools.top import ObservedRun
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
@@ -50,6 +52,7 @@ MOST_EVENTS = 400  # of the end of a lineage
 MOST_VIDEOS = 24
 VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
 MIB = 1 << 20
+COLOURS = 8  # of curves, in page.css
 Figures = Mapping[str, Sequence[Point]]
 
 
@@ -114,8 +117,8 @@ def read(directory: Path, films: "Films") -> ReportedRun:
 
 def curves(folder: RunFolder) -> dict[int, Figures]:
     """Return the curves of a run by tag, without records lost in a crash; the best policy first."""
-    own = (tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag))
-    tags = [*FIGURES, *sorted(dict.fromkeys(own))[:MOST_OWN_FIGURES]]
+    own = {tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag)}
+    tags = [*FIGURES, *sorted(own)[:MOST_OWN_FIGURES]]
     found: dict[int, dict[str, list[Point]]] = {}
     for record in without_lost(read_metrics(folder.metrics, {*PLACE, *tags})):
         of_policy = found.setdefault(int(record["policy"]), {})
@@ -124,12 +127,8 @@ def curves(folder: RunFolder) -> dict[int, Figures]:
                 of_policy.setdefault(tag, []).append(
                     Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
                 )
-
-    def last_return(policy: int) -> float:
-        points = found[policy].get(RETURN)
-        return points[-1].value if points else float("-inf")
-
-    best_first = sorted(found, key=last_return, reverse=True)[:MOST_POLICIES]
+    ranked = {policy: tags[RETURN][-1].value if RETURN in tags else float("-inf") for policy, tags in found.items()}
+    best_first = sorted(found, key=ranked.__getitem__, reverse=True)[:MOST_POLICIES]
     return {policy: {tag: thinned(points, tag) for tag, points in found[policy].items()} for policy in best_first}
 
 
@@ -143,14 +142,14 @@ def thinned(points: Sequence[Point], tag: str) -> list[Point]:
 
 def _events(directory: Path) -> list[Event]:
     """Return the last decisions about the policies of a run; leave out an unreadable lineage with a warning."""
-    # Numbers beyond 64 bits cannot be drawn.
-    numbers = ("policy", "source", "env_steps", "source_env_steps")
     try:
         found = read_events(directory)
     except UsageError as error:
         complain(f"warning: the lineage of {shown(directory.name)} is left out: {error}\n")
         return []
-    return [e for e in found if all(is_number(getattr(e, name)) for name in numbers)][-MOST_EVENTS:]
+    # Numbers beyond 64 bits cannot be drawn.
+    drawn = (e for e in found if all(map(is_number, (e.policy, e.source, e.env_steps, e.source_env_steps))))
+    return list(drawn)[-MOST_EVENTS:]
 
 
 class Films:
@@ -166,9 +165,8 @@ class Films:
 
     def of(self, folder: RunFolder) -> list[Video]:
         """Return the first and the last video of each policy."""
-        named = [match for name in names_in_own(folder.videos) if (match := VIDEO_NAME.fullmatch(name))]
         by_policy: dict[int, list[tuple[int, str]]] = {}
-        for match in named:
+        for match in filter(None, map(VIDEO_NAME.fullmatch, names_in_own(folder.videos))):
             by_policy.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
         policies = sorted(by_policy.items())
         wanted = dict.fromkeys((policy, *pick(films)) for pick in (max, min) for policy, films in policies)
@@ -187,3 +185,74 @@ class Films:
         self._most_bytes -= len(content)
         self._count += 1
         return Video(policy, env_steps, content)
+
+
+def drawing(runs: Sequence[ReportedRun], axis: Axis) -> dict[str, Any]:
+    """Return curves, and bands over curves of runs that differ only in their seed.
+
+    A single run has a curve per policy; of several runs, the policy with the best last return is drawn.
+    """
+    labels: dict[str, list[str]]
+    if len(runs) == 1:
+        (run,) = runs
+        policies = sorted(run.policies.items())
+        named = {f"policy {policy}" if len(policies) > 1 else run.name: figures for policy, figures in policies}
+        labels, bands = {name: [name] for name in named}, list[dict[str, Any]]()
+    else:
+        named = {name: next(iter(run.policies.values()), {}) for name, run in zip(_names(runs), runs, strict=True)}
+        groups = group_runs(
+            [
+                ComparedRun(name, run.flags, figures.get(RETURN, ()))
+                for run, (name, figures) in zip(runs, named.items(), strict=True)
+            ]
+        )
+        labels = {label: [curve.name for curve in group] for label, group in groups.items()}
+        bands = [band for number, group in enumerate(groups.values()) if (band := _bands(group, number))]
+    group_of = {name: number for number, names in enumerate(labels.values()) for name in names}
+    tags = list(dict.fromkeys(tag for tag in FIGURES if any(tag in f for f in named.values())))
+    tags += sorted({tag for figures in named.values() for tag in figures} - set(FIGURES))
+    return {
+        "axis": axis,
+        "figures": [{"tag": tag, "title": FIGURES.get(tag, tag.removesuffix("/mean"))} for tag in tags],
+        "groups": [
+            {"label": label, "colour": number % COLOURS, "runs": len(names)}
+            for number, (label, names) in enumerate(labels.items())
+        ],
+        "series": [
+            {
+                "name": name,
+                "group": group_of[name],
+                "colour": group_of[name] % COLOURS,
+                "figures": {  # env steps, hours and values
+                    tag: [[_rounded(point[column]) for point in points] for column in range(3)]
+                    for tag, points in figures.items()
+                },
+            }
+            for name, figures in named.items()
+        ],
+        "bands": bands,
+    }
+
+
+def _names(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return the names of runs, with a number for a repeated name."""
+    names = [run.name for run in runs]
+    return [f"{name} ({n})" if (n := names[: i + 1].count(name)) > 1 else name for i, name in enumerate(names)]
+
+
+def _bands(group: Sequence[ComparedRun], number: int) -> dict[str, Any] | None:
+    """Return the band of a group over env steps and over hours; None without a band."""
+    points = [run.curve for run in group if len(run.curve) > 1]
+    if len(points) < 2:
+        return None
+    axes: Sequence[Axis] = ("env_steps", "hours")
+    plain: dict[str, Any] = {
+        axis: {name: [_rounded(v) for v in np.asarray(values)] for name, values in band._asdict().items()}
+        for axis in axes
+        if (band := band_of(points, axis)) is not None
+    }
+    return {"group": number, "colour": number % COLOURS, **plain} if plain else None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")  # as precise as a picture

@@ -15,8 +15,7 @@ from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.numpy_twins import ActionSampler
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.numpy_player import cheapest
-from appo.algorithms.playing.player import Player
+from appo.algorithms.playing.player import Player, cheapest
 from appo.envs.spec import ActionPart, ActionSpec
 from tests.unit.models.cases import env_spec_of, model_of
 from tests.unit.runtime.worlds import world_of

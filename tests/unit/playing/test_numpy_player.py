@@ -8,8 +8,7 @@ import pytest
 
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.numpy_player import NumpyPlayer, cheapest
-from appo.algorithms.playing.player import Player
+from appo.algorithms.playing.player import NumpyPlayer, Player, cheapest
 from appo.envs.spec import ActionPart, EnvSpec
 from tests.unit.models.test_numpy_mlp import MIXED, PLAIN, VECTOR, flat_of, spec_of
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from appo.algorithms.population import game_results
+from appo.algorithms.population import matchmaking
 from appo.algorithms.population.matchmaking import SelfPlayMatchmaker
 from appo.algorithms.runtime.messages import MatchResults, Message, OpponentsReleased, OpponentTable
 from appo.envs.spec import EpisodeStats, StepRow
@@ -142,7 +142,7 @@ def test_who_never_came_does_not_count() -> None:
 
 def test_games_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots go to the learner alone, requests to all who play, and every step belongs to one side."""
-    monkeypatch.setattr(game_results, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(matchmaking, "REPORT_SECONDS", 0.0)
     played = Played(envs=PairEnv(6, length=3), slots=9, num_policies=4, num_past=3, past_share=1.0)
     played.group.matchmaker.take_table(table(p1=0.5, p2=0.5))
     played.begin()

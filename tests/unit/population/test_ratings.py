@@ -1,6 +1,6 @@
 import pytest
 
-from appo.algorithms.population.ratings import PRIOR_GAMES, Record, expected_score, probabilities, rating_of
+from appo.algorithms.population.self_play import PRIOR_GAMES, Record, expected_score, probabilities, rating_of
 
 
 def test_four_hundred_points_are_odds_of_ten_to_one() -> None:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appo.algorithms.population.rules import RESET_PROBABILITY, Selection, Tuned, mutate, mutate_shaping, rank_policies
+from appo.algorithms.population.exploit_explore import (
+    RESET_PROBABILITY,
+    Selection,
+    Tuned,
+    mutate,
+    mutate_shaping,
+    rank_policies,
+)
 
 RULE = Selection(replace_fraction=0.3, relative_gap=0.1, absolute_gap=1e-6)
 SCORE = st.floats(allow_nan=True, allow_infinity=True)

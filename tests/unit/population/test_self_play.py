@@ -81,7 +81,7 @@ class Pool:
     @property
     def on_disk(self) -> list[int]:
         """Versions on disk now."""
-        return sorted(int(path.name[5:]) for path in self.play.pool.past.folder.glob("ckpt_*"))
+        return sorted(int(path.name[5:]) for path in self.play.past.folder.glob("ckpt_*"))
 
     @property
     def shown(self) -> dict[str, float]:
@@ -146,7 +146,7 @@ def test_a_run_goes_on_with_the_pool_it_had(tmp_path: Path, caplog: pytest.LogCa
     assert after.playing(1) == 200.0
     assert versions(after.learned(270)) == [{1: 200, 2: 270}]
     assert after.kept == [200, 270]
-    path = after.play.pool.past.folder / "ckpt_000000000200"
+    path = after.play.past.folder / "ckpt_000000000200"
     path.joinpath("state.json").write_text("{}")
     with caplog.at_level(logging.WARNING):
         assert versions(Pool(tmp_path, resumed=300).hear()) == [{1: 270}]
@@ -202,7 +202,7 @@ def test_hard_opponents_are_told_anew_after_results(tmp_path: Path, monkeypatch:
 
 def test_without_disk_the_pool_goes_on_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pool = Pool(tmp_path)
-    folder = pool.play.pool.past.folder
+    folder = pool.play.past.folder
     folder.parent.mkdir(parents=True)
     folder.write_text("no folder")
     assert versions(pool.learned(0)) == [{1: 0}]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.directory import code
 from appo.algorithms.run.directory.code import CodeWatch, code_places, look
 from appo.utils.errors import PACKAGE
+from tests.patience import HANG_SECONDS
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 
@@ -45,7 +47,6 @@ def run(tmp_path: Path) -> Path:
 def kept(run: Path, *places: Path) -> list[dict[str, list[dict[str, str | None]]]]:
     """What the starts of a run have noted, after one more."""
     watch = CodeWatch(places)
-    watch._thread.start()
     watch.keep(run)
     path = run / "code" / "starts.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -147,15 +148,17 @@ def test_git_has_the_environment_of_the_start_whatever_becomes_of_it_meanwhile(
     repository: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start sets and removes variables in another thread; to go through them then would fail."""
-    watch, seen, call = CodeWatch([repository]), list[dict[str, str]](), subprocess.run
+    begun, seen, call = threading.Event(), list[dict[str, str]](), subprocess.run
 
     def noting(*words: Any, env: dict[str, str], **rest: Any) -> Any:
+        assert begun.wait(HANG_SECONDS)
         seen.append(env)
         return call(*words, env=env, **rest)
 
     monkeypatch.setattr(code.subprocess, "run", noting)
+    watch = CodeWatch([repository])
     monkeypatch.setenv("APPO_SET_LATER", "1")
-    watch._thread.start()
+    begun.set()
     watch.keep(run)
     assert len(seen) == 4
     assert not any("APPO_SET_LATER" in one for one in seen)

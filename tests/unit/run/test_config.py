@@ -29,8 +29,7 @@ from appo.algorithms.run.config import (
     parse_train_flags,
     resolve,
 )
-from appo.algorithms.tools.print_config import asked_format, format_flags
-from appo.algorithms.tools.train import describe
+from appo.algorithms.tools.train import asked_format, describe, format_flags
 from appo.envs import families
 from appo.envs import presets as env_presets
 from appo.envs.config import EnvConfig

@@ -22,8 +22,8 @@ from appo.algorithms.run.defaults import (
     flags_by_kind,
     told,
 )
-from appo.algorithms.run.directory.journal import journal
 from appo.algorithms.run.directory.page import command_line
+from appo.algorithms.run.folder import journal
 from appo.algorithms.run.training import _convert_flags
 from appo.algorithms.run.trust import marked
 from appo.envs import presets as env_presets

@@ -182,7 +182,7 @@ def initialize(run: Planted) -> object:
 
 def show(run: Planted) -> object:
     shown = last_values(without_lost(read_metrics(run.directory / "metrics.jsonl")))
-    return shown, [json.dumps(one._asdict()) for one in summaries(run.directory.parent)]
+    return shown, [json.dumps(one._asdict()) for one in summaries({p.name: p for p in run.directory.parent.iterdir()})]
 
 
 def outcome(read: Callable[[Planted], object], run: Planted) -> int:

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from appo.algorithms.run.config import Config, parse_train
-from appo.algorithms.run.directory.journal import journal
 from appo.algorithms.run.directory.taking import old_run_out_of_the_way, refuse_unwritable, remove_old
-from appo.algorithms.run.folder import find_source, saved_flags
+from appo.algorithms.run.folder import find_source, journal, saved_flags
 from appo.algorithms.run.resume import (
     begin_from,
     changes,
@@ -50,12 +49,12 @@ def test_a_full_disk_forbids_a_first_start_and_no_later_one(
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     with monkeypatch.context() as patched:
-        patched.setattr("appo.algorithms.run.directory.journal.write_json_atomic", no_room)
+        patched.setattr("appo.algorithms.run.folder.write_json_atomic", no_room)
         with pytest.raises(ResourceError, match="No space left"):
             journal(run.path, {"gamma": 0.5}, [], [0])
     journal(run.path, {"gamma": 0.5}, [], [0])
     before = run.config.read_bytes(), run.history.read_bytes()
-    monkeypatch.setattr(f"appo.algorithms.run.directory.journal.{refuses}", no_room)
+    monkeypatch.setattr(f"appo.algorithms.run.folder.{refuses}", no_room)
     journal(run.path, {"gamma": 0.5}, [], [100])
     assert "training goes on, and the flags of this start are not written down" in caplog.text
     assert (run.config.read_bytes(), run.history.read_bytes()) == before

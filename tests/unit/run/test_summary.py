@@ -212,7 +212,7 @@ def test_broken_runs_hide_no_good_one(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "no_run").mkdir()
     (tmp_path / "file").touch()
     os.symlink(tmp_path / "nowhere", tmp_path / "dangling")
-    runs = {run.name: run for run in summaries(tmp_path)}
+    runs = {run.name: run for run in summaries({path.name: path for path in tmp_path.iterdir()})}
     assert set(runs) == {"good", "noise", "config_is_a_folder", *DAMAGED, *STRANGE}
     assert runs["good"] == RunSummary("good", "CartPole-v1", "APPO", "finished", "", 1000, 1.0, None, None, None, NOW)
     assert {runs[name].state for name in (*DAMAGED, "config_is_a_folder")} == {"damaged"}
@@ -228,7 +228,13 @@ def test_the_last_active_run_comes_first(tmp_path: Path, capsys: pytest.CaptureF
         write_run(tmp_path / name, config=flags(), active=active)
     directory = write_run(tmp_path / "e", config=flags(), metrics=[], active=0.0)
     os.utime(directory / "metrics.jsonl", (250.0, 250.0))  # what was written last counts
-    assert [run.name for run in summaries(tmp_path)] == ["c", "e", "a", "d", "b"]
+    assert [run.name for run in summaries({path.name: path for path in tmp_path.iterdir()})] == [
+        "c",
+        "e",
+        "a",
+        "d",
+        "b",
+    ]
     names = [line.split()[0] for line in listed(capsys, f"--train_dir={tmp_path}").splitlines()]
     assert names == ["run", "c", "e", "a", "d", "b"]
     assert [run["name"] for run in json.loads(listed(capsys, f"--train_dir={tmp_path}", "--json"))] == names[1:]

@@ -16,8 +16,7 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import load_run
 from appo.algorithms.run import trust
 from appo.algorithms.run.config import Config, parse_train, resolve
-from appo.algorithms.run.directory.journal import journal
-from appo.algorithms.run.folder import MARK, MEASURED, saved_flags
+from appo.algorithms.run.folder import MARK, MEASURED, journal, saved_flags
 from appo.algorithms.run.observers import evaluation_words, trust_words
 from appo.algorithms.run.trust import (
     ANSWERS,

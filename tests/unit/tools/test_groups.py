@@ -8,8 +8,7 @@ import pytest
 
 from appo.algorithms import cli
 from appo.algorithms.run.folder import find_run, find_runs, newest_run
-from appo.algorithms.tools.comparison.saved_runs import read_run
-from appo.algorithms.tools.comparison.settings import settings_of
+from appo.algorithms.tools.comparison.saved_runs import read_run, settings_of
 from appo.utils.errors import UsageError
 from appo.utils.values import nearest
 from tests.unit.run.test_summary import reports, write_run

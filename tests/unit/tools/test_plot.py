@@ -7,7 +7,8 @@ import pytest
 from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.curves import Point
 from appo.algorithms.tools.comparison import plot
-from appo.algorithms.tools.comparison.plot import RunCurve, band_of, group_runs, interquartile_mean
+from appo.algorithms.tools.comparison.plot import band_of, group_runs, interquartile_mean
+from appo.algorithms.tools.comparison.saved_runs import ComparedRun
 from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import reports, write_run
 
@@ -18,8 +19,8 @@ def line(start: int, end: int, value: float) -> list[Point]:
     return [Point(float(x), x / 100, value) for x in range(start, end + 1, 10)]
 
 
-def curve(name: str, **flags: Any) -> RunCurve:
-    return RunCurve(name, {"env": "CartPole-v1", "seed": 1, "experiment": name, "learning_rate": 1e-4} | flags, [])
+def curve(name: str, **flags: Any) -> ComparedRun:
+    return ComparedRun(name, {"env": "CartPole-v1", "seed": 1, "experiment": name, "learning_rate": 1e-4} | flags, [])
 
 
 def test_runs_that_differ_in_their_seed_only_are_a_group() -> None:
@@ -116,7 +117,7 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
 def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plot, "_save", lambda figure, path: drawn.append(figure))
-    plot.draw({"_x": [RunCurve("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
+    plot.draw({"_x": [ComparedRun("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
     assert [text.get_text().strip() for text in drawn[0].legends[0].get_texts()] == ["_x"]
 
 

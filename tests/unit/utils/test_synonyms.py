@@ -13,7 +13,7 @@ from appo.algorithms.run.algorithms import ALGORITHMS, flag_table
 from appo.algorithms.run.config import FLAGS, FLAGS_BY_PART, parse_train_flags, resolve, typed
 from appo.algorithms.run.training import Training
 from appo.algorithms.tools.launch import jobs_of
-from appo.algorithms.tools.print_config import asked_format
+from appo.algorithms.tools.train import asked_format
 from appo.utils.command_line import parse_command_line
 from appo.utils.errors import UsageError
 from appo.utils.flags import flattened

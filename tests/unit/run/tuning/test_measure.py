@@ -17,7 +17,7 @@ from appo.algorithms.run.placement import plan_workers
 from appo.algorithms.run.plan import Probe
 from appo.algorithms.run.tuning import measure, network
 from appo.algorithms.run.tuning.choice import Costs, usual_ratio
-from appo.algorithms.run.tuning.environment import ROLLOUT, GroupTimer, Making, observation_bytes, stepping_costs
+from appo.algorithms.run.tuning.environment import ROLLOUT, GroupTimer, observation_bytes, stepping_costs
 from appo.algorithms.run.tuning.measure import BUDGET_SECONDS, Measurement, measure_run
 from appo.algorithms.run.tuning.network import NetworkTimer, _seconds, probe
 from appo.algorithms.runtime.memory.learner_state import ModelDescription
@@ -96,7 +96,7 @@ def test_a_larger_group_is_tried_where_that_is_quick(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(f"appo.algorithms.run.tuning.environment.{limit}", value)
         config = config_of("toy/Zero-v0", **flags)
         with ExitStack() as made:
-            found = list(stepping_costs(config, make_group(config.env, 1), Making(0.0, held_bytes()), made))
+            found = list(stepping_costs(config, make_group(config.env, 1), 0.0, held_bytes(), made))
         assert [[size for size, _ in curve] for curve, _ in found] == [sizes[:i] for i in range(1, len(sizes) + 1)]
         assert all(seconds > 0 for curve, _ in found for _, seconds in curve)
         assert all(0 <= env_bytes < 1 << 20 for _, env_bytes in found)
@@ -526,7 +526,9 @@ def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch
     told: list[object] = []
     pipe = SimpleNamespace(send=told.append)
 
-    def fails(config: Config, envs: GroupEnv, making: Making, made: ExitStack) -> Iterator[object]:
+    def fails(
+        config: Config, envs: GroupEnv, making_seconds: float, bytes_before: int, made: ExitStack
+    ) -> Iterator[object]:
         made.callback(lambda: told.append("closed"))
         yield "one"
         raise ValueError("several")

@@ -12,7 +12,7 @@ from appo.algorithms import cli
 from appo.algorithms.apex.algorithm import APEX
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed
-from appo.algorithms.run.directory.journal import journal
+from appo.algorithms.run.folder import journal
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.trust import marked
 from appo.algorithms.run.tuning import measure, network
