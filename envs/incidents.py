@@ -128,9 +128,9 @@ class IncidentFolder:
 
     def _write(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
         """Write an incident, with long texts shortened in the middle; a disk that is full costs only the incident."""
-        bounds = zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
         how: dict[str, Any] = {
-            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}" for (k, t), most in bounds
+            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}"
+            for (k, t), most in zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
         }
         told = _plain(story._asdict())
         incident = Incident(flags=dict(self.flags), index=index, ended_process=ended_process, **how, **told)

@@ -79,8 +79,7 @@ class JournalMemory(NamedTuple):
             walk_steps: most that an environment takes before the first step of the group.
         """
         values = num_agents * action.num_values
-        step_bytes = num_envs * values * np.dtype(action.dtype).itemsize
-        steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // step_bytes))
+        steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // (num_envs * values * np.dtype(action.dtype).itemsize)))
         return {
             "head": ((HEAD_WORDS,), "int64"),
             "begun": ((num_envs, _RECORD_WORDS), "uint64"),

@@ -274,8 +274,7 @@ def _stored(low: float, high: float, form: ActionForm) -> tuple[float, float, fl
         return low, high, 1.0, 0.0
     has_low, has_high = low > -NO_BOUND, high < NO_BOUND
     if has_low and has_high:
-        ends = (-inf, inf) if form.squashed else (-1.0, 1.0)
-        return *ends, (high - low) / 2, (high + low) / 2
+        return *((-inf, inf) if form.squashed else (-1.0, 1.0)), (high - low) / 2, (high + low) / 2
     if has_low:
         return -1.0, inf, 1.0, low + 1.0
     return (-inf, 1.0, 1.0, high - 1.0) if has_high else (-inf, inf, 1.0, 0.0)

@@ -58,8 +58,7 @@ class RunningStatistic:
         """Add one value, or several in order."""
         array, length = np.asarray(values, dtype=np.float64).reshape(-1), len(self._values)
         kept = array[-length:]
-        places = (self.total + len(array) - len(kept) + np.arange(len(kept))) % length
-        self._values[places] = kept
+        self._values[(self.total + len(array) - len(kept) + np.arange(len(kept))) % length] = kept
         self.total += len(array)
 
     @property

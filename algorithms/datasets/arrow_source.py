@@ -49,8 +49,7 @@ class ArrowSource:
         with naming_damage(self.name):
             about = (self._place(index).mapping(METADATA, EPISODE_BYTES) for index in range(episodes))
             self.lengths: Sequence[int] = [_steps_in(one) for one in about]
-            files = (f"{index}/{EPISODE_FILE}" for index in range(episodes))
-            self.stored_bytes: int | None = folder.disk_bytes(files)
+            self.stored_bytes: int | None = folder.disk_bytes(f"{index}/{EPISODE_FILE}" for index in range(episodes))
 
     def _place(self, index: int) -> Place:
         return self.folder.inside(str(index))

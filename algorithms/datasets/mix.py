@@ -102,8 +102,7 @@ def shares_of(units: int, shares: Sequence[float]) -> list[int]:
     """
     wanted = [units * share for share in shares]
     counts = [int(one + 1e-9) for one in wanted]
-    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])
-    for i in by_remainder[: units - sum(counts)]:
+    for i in sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])[: units - sum(counts)]:
         counts[i] += 1
     return counts
 

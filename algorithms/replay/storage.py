@@ -482,8 +482,7 @@ class ReplayStorage:
             self.rings[key].read(column, step, out)
             return
         flat = self.obs[key].reshape(self.columns * (self.rollout + 1), -1)
-        place = column * (self.rollout + 1) + step
-        flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
+        flat.take(column * (self.rollout + 1) + step, axis=0, out=out.reshape(len(column), -1), mode="clip")
 
     def update(self, samples: Samples, error: Array) -> int:
         """Set priorities from absolute errors [B], or [T, B] for whole columns; return the number of updated samples.

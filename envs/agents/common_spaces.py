@@ -134,8 +134,7 @@ def _common_box(own: Sequence[Any]) -> spaces.Box:
         raise ValueError("only vectors can be filled up with zeros, an image would then show something else")
     shape = max(space.shape for space in own)
     low = np.min([_filled(space.low, shape) for space in own], axis=0)
-    high = np.max([_filled(space.high, shape) for space in own], axis=0)
-    return spaces.Box(low, high, dtype=own[0].dtype.type)
+    return spaces.Box(low, np.max([_filled(space.high, shape) for space in own], axis=0), dtype=own[0].dtype.type)
 
 
 def _common_bits(own: Sequence[Any]) -> Space:

@@ -206,8 +206,7 @@ class GradientSource(BatchSource):
         is_held = (t.owner >> self.policy & 1 > 0) & (t.released[:, self.policy] < t.sequence)
         held, seen = int(is_held.sum()), int(t.sequence.sum()) - self._released_before
         in_flight = int(np.count_nonzero(t.valid[is_held])) + self.ring.unapplied_samples()
-        discarded = self.ring.discarded_total() - self._discarded_before
-        return BatchCounts(seen, seen - held, discarded, in_flight, held)
+        return BatchCounts(seen, seen - held, self.ring.discarded_total() - self._discarded_before, in_flight, held)
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Drop gradients too old for weights of this version, and wake workers with a free entry."""

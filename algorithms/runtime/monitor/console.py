@@ -103,8 +103,7 @@ class LivePanel:
             except Exception as error:  # no picture is worth a run
                 self.close()
                 log.warning("the panel is turned off: %s: %s", type(error).__name__, error)
-            wait_seconds = 200 * (time.perf_counter() - began)
-            self._due = now + min(max(1.0, wait_seconds), 5.0)
+            self._due = now + min(max(1.0, 200 * (time.perf_counter() - began)), 5.0)
 
     def close(self) -> None:
         """Leave the last frame on the terminal."""
