@@ -223,9 +223,8 @@ class GradientSource(BatchSource):
         """Return a gradient of the actor with most of them, or None."""
         waiting = self.ring.waiting()
         self._actor = int(waiting.argmax())
-        if not waiting[self._actor] or self._is_old(self._actor):  # arrived since `fill`; the next `fill` drops it
-            return None
-        return self.ring.apply(self._actor)
+        is_usable = waiting[self._actor] and not self._is_old(self._actor)  # old: arrived since `fill`, which drops it
+        return self.ring.apply(self._actor) if is_usable else None
 
     def entered(self) -> Entered:
         """Return the steps applied since the last call, at first including unreported steps of a predecessor."""

@@ -158,9 +158,7 @@ def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
         return f"TERM={environment.get('TERM', '')} is a terminal without a cursor to move"
     if "utf" not in (stream.encoding or "").lower():
         return f"the terminal's encoding is {stream.encoding}, not UTF-8"
-    if find_spec("rich") is None:
-        return "rich is not installed (pip install rich)"
-    return None
+    return "rich is not installed (pip install rich)" if find_spec("rich") is None else None
 
 
 def wants_colour(environment: Mapping[str, str]) -> bool:

@@ -88,8 +88,7 @@ class Tracker:
 
     def add(self, policy: int, record: Mapping[str, float]) -> None:
         """Send a record of metrics.jsonl without blocking."""
-        finite = {name: float(value) for name, value in record.items() if math.isfinite(value)}
-        self._send({**finite, "policy": policy})
+        self._send({name: float(x) for name, x in record.items() if math.isfinite(x)} | {"policy": policy})
 
     def end(self) -> None:
         """Close the pipe: the process sends the remaining records and ends."""

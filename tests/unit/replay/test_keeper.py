@@ -92,7 +92,7 @@ def test_a_later_start_owes_uses_of_what_enters_in_it(tmp_path: Path) -> None:
     again = replay_of(path=path)
     assert again.source.pace.used == 0
     assert again.source.entered().samples == 0
-    assert not again.source.is_ready
+    assert not again.source.part.owes
     again.hand_over(0, ends=0.0)
     again.fill()
     batches = 0
