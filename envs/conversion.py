@@ -271,10 +271,7 @@ class ObservationWriter:
         elif isinstance(space, spaces.Tuple):
             self._require(path, observation, list | tuple, "a tuple")
             if len(observation) != len(space.spaces):
-                where = f"observation key {'.'.join(path)}" if path else "observation"
-                raise SpaceMismatch(
-                    f"{self.name}: {where}: expected {len(space.spaces)} entries, got {len(observation)}"
-                )
+                self._fail(".".join(path), f"{len(space.spaces)} entries", len(observation))
             for index, part in enumerate(space.spaces):
                 self._collect(part, observation[index], (*path, str(index)), values)
         else:
@@ -295,8 +292,7 @@ class ObservationWriter:
 
     def _require(self, path: Path, observation: Any, kind: Any, expected: str) -> None:
         if not isinstance(observation, kind):
-            where = f"observation key {'.'.join(path)}" if path else "observation"
-            raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {type(observation).__name__}")
+            self._fail(".".join(path), expected, type(observation).__name__)
 
     def _write(self, key: str, copy: Copy, target: Array, source: Array, shape: tuple[int, ...]) -> None:
         if source.shape != shape:  # of one row, unless it is the number of rows that differs
@@ -314,8 +310,9 @@ class ObservationWriter:
     def _shown_name(self, key: str) -> str:
         return self._mask.name if key == MASK_KEY and self._mask is not None else key
 
-    def _fail(self, key: str, expected: str, got: str) -> NoReturn:
-        raise SpaceMismatch(f"{self.name}: observation key {self._shown_name(key)}: expected {expected}, got {got}")
+    def _fail(self, key: str, expected: str, got: object) -> NoReturn:
+        where = f"observation key {self._shown_name(key)}" if key else "observation"
+        raise SpaceMismatch(f"{self.name}: {where}: expected {expected}, got {got}")
 
 
 def _row_of_parts(batch: Any, row: Any) -> Any:

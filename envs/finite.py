@@ -46,10 +46,8 @@ class FiniteCheck:
                 size = float(np.abs(obs[key]).max(initial=0.0))
                 if size > ABSURD and (self.name, key) not in _huge:
                     _huge.add((self.name, key))
-                    said = (
-                        "%s: observation key %s is as large as %.3g: float32 cannot hold its square, let it be smaller"
-                    )
-                    log.warning(said, self.name, key, size, extra=SHOWN)
+                    said = f"{self.name}: observation key {key} is as large as {size:.3g}"
+                    log.warning("%s: float32 cannot hold its square, let it be smaller", said, extra=SHOWN)
         return failures
 
     def require(self, obs: dict[str, Array], row: int) -> None:
@@ -65,6 +63,6 @@ class FiniteCheck:
             for row, *place in np.argwhere(~np.isfinite(array)).tolist():
                 value, at = array[(row, *place)], f" at {place}" if place else ""
                 who = row_name(first_row + row, self._num_agents)
-                said = f"{self.name}: {who}: {what} is not finite: {value}{at}"
-                failures.setdefault(first_row + row, NotFinite(said))
+                failure = NotFinite(f"{self.name}: {who}: {what} is not finite: {value}{at}")
+                failures.setdefault(first_row + row, failure)
         return failures

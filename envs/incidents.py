@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import time
 import traceback
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 
 from appo.envs.journal import Story
 from appo.utils.errors import EnvironmentFailure, UsageError
-from appo.utils.run_folder import names_in_own, own_folder, read_own_mapping, write_json_atomic
+from appo.utils.run_folder import own_folder, read_own_mapping, write_json_atomic
 from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
@@ -128,19 +129,17 @@ class IncidentFolder:
 
     def _write(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
         """Write an incident, with long texts shortened in the middle; a disk that is full costs only the incident."""
-        bounds = zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
         how: dict[str, Any] = {
-            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}" for (k, t), most in bounds
+            k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}"
+            for (k, t), most in zip(ending._asdict().items(), (200, 10_000, 100_000), strict=True)
         }
         told = _plain(story._asdict())
         incident = Incident(flags=dict(self.flags), index=index, ended_process=ended_process, **how, **told)
         try:
             with own_folder(self.path, make=True) as folder:
                 stem = f"env_{self.worker}_"
-                files = (name for name in names_in_own(self.path) if name.startswith(stem) and name.endswith(".json"))
-                used = (name.removeprefix(stem).removesuffix(".json") for name in files)
-                number = max((int(number) for number in used if number.isdecimal()), default=-1) + 1
-                path = self.path / f"{stem}{number}.json"
+                used = (re.fullmatch(rf"{re.escape(stem)}([0-9]+)\.json", name) for name in os.listdir(folder))
+                path = self.path / f"{stem}{max((int(one[1]) for one in used if one), default=-1) + 1}.json"
                 write_json_atomic(path, asdict(incident), durable=False, indent=None)
                 self._remove_oldest(folder)
         except (OSError, ValueError) as error:
@@ -150,8 +149,8 @@ class IncidentFolder:
 
     def _remove_oldest(self, folder: int) -> None:
         files = [name for name in os.listdir(folder) if name.startswith("env_") and name.endswith(".json")]
-        incidents = sorted((os.lstat(name, dir_fd=folder).st_mtime_ns, name) for name in files)
-        for _, name in incidents[:-MAX_INCIDENTS]:
+        files.sort(key=lambda name: (os.lstat(name, dir_fd=folder).st_mtime_ns, name))
+        for name in files[:-MAX_INCIDENTS]:
             with contextlib.suppress(FileNotFoundError):  # another worker may have done it
                 os.unlink(name, dir_fd=folder)
 

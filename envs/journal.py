@@ -79,8 +79,7 @@ class JournalMemory(NamedTuple):
             walk_steps: most that an environment takes before the first step of the group.
         """
         values = num_agents * action.num_values
-        step_bytes = num_envs * values * np.dtype(action.dtype).itemsize
-        steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // step_bytes))
+        steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // (num_envs * values * np.dtype(action.dtype).itemsize)))
         return {
             "head": ((HEAD_WORDS,), "int64"),
             "begun": ((num_envs, _RECORD_WORDS), "uint64"),
@@ -179,9 +178,8 @@ class Journal:
         """Return the calls of a vector until the failure."""
         begun = self._begun[0]
         actions = [action.tolist() for action in self._taken(begun.step, self._count)]
-        num_steps = self._count - begun.step
         seeds = [one.seed for one in self._begun]
-        return Story(self.place, begun.seed, None, actions if len(actions) == num_steps else [], num_steps, seeds)
+        return Story(self.place, begun.seed, None, actions, self._count - begun.step, seeds)
 
     @classmethod
     def left_in(cls, memory: JournalMemory) -> Self:
@@ -216,8 +214,7 @@ def unfinished(memory: JournalMemory) -> tuple[int, Story] | None:
     if not memory.head[_KEPT]:
         return None
     journal = Journal.left_in(memory)
-    index = journal.inside[0]
-    if index == NOBODY:
+    if (index := journal.inside[0]) == NOBODY:
         return None
     return (-1, journal.story_of_all()) if memory.head[_TOGETHER] else (index, journal.story(index))
 
@@ -235,11 +232,6 @@ def _packed(state: dict[str, Any] | None) -> tuple[int, ...]:
 def _unpacked(memory: JournalMemory, index: int) -> _Beginning:
     seed, step, num_walked, kind, *words = _RECORD.unpack_from(memory.begun[index])
     at, increment = (high << 64 | low for high, low in (words[:2], words[2:4]))
-    pcg64 = {
-        "bit_generator": "PCG64",
-        "state": {"state": at, "inc": increment},
-        "has_uint32": words[4],
-        "uinteger": words[5],
-    }
-    state = {_NO_STATE: None, _PCG64: pcg64}.get(kind, _UNKNOWN_STATE)
-    return _Beginning(seed, state, step, memory.walked[index, :num_walked].tolist())
+    state = {"state": {"state": at, "inc": increment}, "has_uint32": words[4], "uinteger": words[5]}
+    states = {_NO_STATE: None, _PCG64: {"bit_generator": "PCG64", **state}}
+    return _Beginning(seed, states.get(kind, _UNKNOWN_STATE), step, memory.walked[index, :num_walked].tolist())

@@ -264,11 +264,8 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
         env = RepeatAction(env, repeats)
     if config.horizon is not None and "max_episode_steps" not in taken:
         env = TimeLimit(env, config.horizon)
-    if several:
-        return env
-    if config.env_framestack is not None and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"]):
-        env = stack_frames(env, config.env_framestack)
-    return env
+    stacks = not several and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"])
+    return stack_frames(env, config.env_framestack) if stacks and config.env_framestack is not None else env
 
 
 def _check_repeats(config: EnvConfig, taken: dict[str, int]) -> None:
@@ -300,9 +297,11 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
     if env.num_envs != num_envs:
         env.close()
         asked = f"{num_envs} environment{'s' * (num_envs > 1)}"
-        fits = f"--num_envs_per_worker={env.num_envs} --worker_num_splits=1"
-        text = f"{config.env} was asked for {asked} and made {env.num_envs}: if it makes no other number, {fits} fits"
-        raise OtherNumber(text, env.num_envs)
+        raise OtherNumber(
+            f"{config.env} was asked for {asked} and made {env.num_envs}: if it makes no other number,"
+            f" --num_envs_per_worker={env.num_envs} --worker_num_splits=1 fits",
+            env.num_envs,
+        )
     note_frames(env.single_observation_space, config.env_framestack)
     return vector_as_flags_ask(with_masks_of_methods(env), config)
 
@@ -334,8 +333,7 @@ def _unmet_by_vector(config: EnvConfig, target: Registration | Factory) -> str:
     """Return the first flag that the vector environment cannot follow; empty: none."""
     if config.observe_previous != "none":
         return f"--observe_previous={config.observe_previous}"
-    accepted = _accepted(target, vector=True)
-    taken = _vector_arguments(config, target)
+    accepted, taken = _accepted(target, vector=True), _vector_arguments(config, target)
     if not isinstance(_adapter(target), VectorAdapter):
         for flag, names in CONSTRUCTOR_FLAGS.items():
             if (value := getattr(config, flag)) is not None and not taken.keys() & set(names):
@@ -432,20 +430,19 @@ def _resolve(name: str) -> Registration | Factory:
             warnings.simplefilter("ignore")
             registration = gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
-        raise _unknown(name, env_id, module) from error
+        raise UsageError(_unknown(name, env_id, module)) from error
     if isinstance(registration.entry_point, str):
         _require_package(env_id, registration.entry_point)
     return registration
 
 
-def _unknown(name: str, env_id: str, module: ModuleType | None) -> UsageError:
+def _unknown(name: str, env_id: str, module: ModuleType | None) -> str:
+    """Return the line about an unknown name."""
     if module is None:
-        return UsageError(f"there is no environment {name}{suggestion(env_id, FAMILIES)}")
-    if of_old_gym := registered_with_gym(module.__name__, env_id):
-        return UsageError(of_old_gym)
+        return f"there is no environment {name}{suggestion(env_id, FAMILIES)}"
     candidates = [*(key for key in vars(module) if not key.startswith("_")), *gymnasium.registry]
     text = f"module {module.__name__} neither registers nor contains {env_id or 'an empty name'}"
-    return UsageError(text + nearest(env_id, candidates, 3))
+    return registered_with_gym(module.__name__, env_id) or text + nearest(env_id, candidates, 3)
 
 
 def _factory(name: str, attribute: object) -> Factory:
@@ -477,10 +474,12 @@ def is_factory(attribute: object) -> bool:
 
 
 def _knows_environments(module: ModuleType | None) -> bool:
-    values = vars(module).values() if module else ()
-    classes = (value for value in values if inspect.isclass(value))
-    modules = {value.__name__ for value in values if isinstance(value, ModuleType)}
-    return not modules.isdisjoint(("gymnasium", "pettingzoo")) or any(issubclass(c, _env_classes()) for c in classes)
+    return any(
+        issubclass(value, _env_classes())
+        if inspect.isclass(value)
+        else isinstance(value, ModuleType) and value.__name__ in ("gymnasium", "pettingzoo")
+        for value in (vars(module).values() if module else ())
+    )
 
 
 def _env_classes() -> tuple[type, ...]:
@@ -492,11 +491,10 @@ def _import_user_module(name: str, module_name: str) -> ModuleType:
         raise UsageError(f"{name}: {module_name or 'an empty name'} is not the name of a Python module")
     try:
         return import_user_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise UsageError(f"{name}: there is no module {error.name}") from error
-        raise UsageError(f"{name}: importing {module_name} raised {type(error).__name__}: {one_line(error)}") from error
     except (Exception, SystemExit) as error:
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lacking and (module_name == lacking or module_name.startswith(f"{lacking}.")):
+            raise UsageError(f"{name}: there is no module {lacking}") from error
         raise UsageError(f"{name}: importing {module_name} raised {type(error).__name__}: {one_line(error)}") from error
 
 

@@ -93,8 +93,7 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
             values += np.arctanh(random.uniform(-0.999, 0.999, size)).tolist()
             num_reals += size
         else:
-            ends = zip(action.low or (), action.high or (), strict=True)
-            bounds = list(ends)[num_reals : num_reals + size]
+            bounds = list(zip(action.low or (), action.high or (), strict=True))[num_reals : num_reals + size]
             values += [random.uniform(*b) if np.isfinite(b[1] - b[0]) else random.normal() for b in bounds]
             num_reals += size
     return np.array([values], action.dtype)

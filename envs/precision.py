@@ -30,8 +30,7 @@ class Precision:
             return
         low, high, worst = self._seen.get(key, (shown[0], shown[0], shown[0]))
         rows = np.stack([*shown, worst])
-        at = np.expand_dims(_error(rows).argmax(axis=0), 0)
-        worst = np.take_along_axis(rows, at, 0)[0]
+        worst = np.take_along_axis(rows, np.expand_dims(_error(rows).argmax(axis=0), 0), 0)[0]
         self._seen[key] = np.minimum(low, shown.min(axis=0)), np.maximum(high, shown.max(axis=0)), worst
 
     def lines(self) -> tuple[str, ...]:

@@ -197,10 +197,9 @@ def flat_observation_spaces(space: Space) -> list[tuple[str, Space]]:
     Raises:
         UsageError: two leaves get one key ("a.b" next to "b" inside "a").
     """
-    leaves = list(_leaves("", space))
+    leaves = _leaves("", space)
     keys = [key for key, _ in leaves]
-    if len(set(keys)) != len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
+    for twice in (key for key in keys if keys.count(key) > 1):
         raise UsageError(f"unsupported observation space: two entries are both called {twice}")
     return leaves
 
@@ -274,8 +273,7 @@ def _stored(low: float, high: float, form: ActionForm) -> tuple[float, float, fl
         return low, high, 1.0, 0.0
     has_low, has_high = low > -NO_BOUND, high < NO_BOUND
     if has_low and has_high:
-        ends = (-inf, inf) if form.squashed else (-1.0, 1.0)
-        return *ends, (high - low) / 2, (high + low) / 2
+        return *((-inf, inf) if form.squashed else (-1.0, 1.0)), (high - low) / 2, (high + low) / 2
     if has_low:
         return -1.0, inf, 1.0, low + 1.0
     return (-inf, 1.0, 1.0, high - 1.0) if has_high else (-inf, inf, 1.0, 0.0)
@@ -323,19 +321,16 @@ _REASONS: Mapping[type[Space], str] = {
 
 def _refusal(space: object) -> str:
     if not isinstance(space, spaces.Space):
-        return _foreign(space)
+        name = f"{type(space).__module__}.{type(space).__qualname__}"
+        return _OF_OLD_GYM if name.startswith("gym.") else f"{name} is no space of gymnasium"
     reasons = (reason for kind, reason in _REASONS.items() if isinstance(space, kind))
     return next(reasons, "only Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them work")
 
 
-def _foreign(space: object) -> str:
-    kind, package = type(space), type(space).__module__.partition(".")[0]
-    if package != "gym":
-        return f"{kind.__module__}.{kind.__qualname__} is no space of gymnasium"
-    return (
-        "it is of gym.spaces, the old package, not of gymnasium.spaces: `import gymnasium as gym` where it is made, or"
-        " wrap the environment by shimmy.GymV21CompatibilityV0 or GymV26CompatibilityV0"
-    )
+_OF_OLD_GYM = (
+    "it is of gym.spaces, the old package, not of gymnasium.spaces: `import gymnasium as gym` where it is made, or"
+    " wrap the environment by shimmy.GymV21CompatibilityV0 or GymV26CompatibilityV0"
+)
 
 
 def described(space: Space) -> str:

@@ -59,8 +59,7 @@ class _ClosedFolders(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Raise ImportError for a module of a closed folder."""
-        places = sys.path if path is None else path
-        suspects = [place for place in places if self._is_suspect(place)]
+        suspects = [place for place in (sys.path if path is None else path) if self._is_suspect(place)]
         if not suspects or self._folder_of(PathFinder.find_spec(name, suspects)) is None:
             return
         if (folder := self._folder_of(PathFinder.find_spec(name, path))) is not None:  # no open folder comes first

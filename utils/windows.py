@@ -8,41 +8,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-class RateWindow:
-    """Rate of a count over the last seconds, from (monotonic time, count) pairs."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._points: deque[tuple[float, float]] = deque()
-
-    def add(self, now: float, count: float) -> None:
-        """Record the count so far at a time; times must not decrease."""
-        self._points.append((now, count))
-        while len(self._points) > 2 and self._points[1][0] <= now - self.seconds:
-            self._points.popleft()  # the oldest point is the last at or before the window's start
-
-    def rate(self) -> float:
-        """Return counts per second; nan before two pairs at different times."""
-        if len(self._points) < 2:
-            return math.nan
-        (start, first), (end, last) = self._points[0], self._points[-1]
-        return (last - first) / (end - start) if end > start else math.nan
-
-
 class RateMeter:
-    """The rate of one count over several windows at once."""
+    """The rate of one count over the last seconds, for windows of several lengths, from pairs of time and count."""
 
     def __init__(self, windows_seconds: Sequence[float] = (10.0, 60.0, 300.0)) -> None:
-        self._windows = [RateWindow(seconds) for seconds in windows_seconds]
+        self._windows = {seconds: deque[tuple[float, float]]() for seconds in windows_seconds}
 
     def add(self, now: float, count: float) -> None:
-        """Record the count so far at a monotonic time."""
-        for window in self._windows:
-            window.add(now, count)
+        """Record the count so far at a monotonic time; times must not decrease."""
+        for seconds, points in self._windows.items():
+            points.append((now, count))
+            while len(points) > 2 and points[1][0] <= now - seconds:
+                points.popleft()  # the oldest point is the last at or before the window's start
 
     def rates(self) -> dict[float, float]:
-        """Return counts per second by window length in seconds; nan before the first rate."""
-        return {window.seconds: window.rate() for window in self._windows}
+        """Return counts per second by window length in seconds; nan before two pairs at different times."""
+        rates = dict.fromkeys(self._windows, math.nan)
+        for seconds, points in self._windows.items():
+            if points and points[-1][0] > points[0][0]:
+                rates[seconds] = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+        return rates
 
 
 class RunningStatistic:
@@ -58,8 +43,7 @@ class RunningStatistic:
         """Add one value, or several in order."""
         array, length = np.asarray(values, dtype=np.float64).reshape(-1), len(self._values)
         kept = array[-length:]
-        places = (self.total + len(array) - len(kept) + np.arange(len(kept))) % length
-        self._values[places] = kept
+        self._values[(self.total + len(array) - len(kept) + np.arange(len(kept))) % length] = kept
         self.total += len(array)
 
     @property

@@ -47,25 +47,20 @@ class ArrowSource:
         self.folder, self.name = folder, str(folder.path)
         self.spaces, self.form, self.frames_per_step, episodes = described
         with naming_damage(self.name):
-            about = (self._place(index).mapping(METADATA, EPISODE_BYTES) for index in range(episodes))
-            self.lengths: Sequence[int] = [_steps_in(one) for one in about]
-            files = (f"{index}/{EPISODE_FILE}" for index in range(episodes))
-            self.stored_bytes: int | None = folder.disk_bytes(files)
-
-    def _place(self, index: int) -> Place:
-        return self.folder.inside(str(index))
+            places = (folder.inside(str(index)) for index in range(episodes))
+            self.lengths: Sequence[int] = [_steps_in(place.mapping(METADATA, EPISODE_BYTES)) for place in places]
+            self.stored_bytes: int | None = folder.disk_bytes(f"{index}/{EPISODE_FILE}" for index in range(episodes))
 
     def read(self, index: int) -> Mapping[str, Any]:
         """Return the arrays of an episode without the padding behind actions and rewards."""
         steps = self.lengths[index]
-        with self._place(index).open(EPISODE_FILE) as file:
+        with self.folder.inside(str(index)).open(EPISODE_FILE) as file:
             size = os.fstat(file.fileno())
             require_stored(EPISODE_FILE, size.st_size, stored_bytes(size))
             content = file.read()
-        most = dict(zip(("observations", "actions"), (row_bytes(space) for space in self.spaces), strict=True))
-        most |= dict.fromkeys(STEP_ARRAYS, 16)
-        wanted = {name: (steps + 1) * one for name, one in most.items()} | {"infos": -1}
-        batch = record_batch(self._arrow, content, wanted)
+        most = dict(zip(("observations", "actions"), map(row_bytes, self.spaces), strict=True))
+        wanted = {name: (steps + 1) * one for name, one in (most | dict.fromkeys(STEP_ARRAYS, 16)).items()}
+        batch = record_batch(self._arrow, content, wanted | {"infos": -1})
         if batch.num_rows != steps + 1:
             found = f"it has {batch.num_rows - 1} steps and not {steps}"
             raise Unfit(f"{found}: {steps} steps need {steps + 1} observations, there are {batch.num_rows}")

@@ -112,17 +112,14 @@ class EpisodeAssembler:
         for row, ends in enumerate(stops):
             begin = 0
             for t in ends:
-                if ended[t, row]:
-                    self._append(_Piece(arrays, row, begin, t + 1), first)
-                    if self._skips[row]:
-                        self._skips[row] = False
-                        self.break_off(row)
-                    yield from self._finished(row, bool(steps.terminated[t, row]))
-                else:
-                    self._append(_Piece(arrays, row, begin, t), first)
-                    if self._pieces[row]:  # nothing is open behind an end: this is one that failed
-                        self._skips[row] = False
+                is_end = bool(ended[t, row])
+                self._append(_Piece(arrays, row, begin, t + is_end), first)
+                if not is_end or self._skips[row]:
+                    # Nothing is open behind an end: an open episode without an end is one that failed.
+                    self._skips[row] = self._skips[row] and not is_end and not self._pieces[row]
                     self.break_off(row)
+                if is_end:
+                    yield from self._finished(row, bool(steps.terminated[t, row]))
                 begin = t + 1
             self._append(_Piece(arrays, row, begin, length), first)
             newest = self._pieces[row][-PIECES:]

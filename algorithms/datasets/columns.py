@@ -94,8 +94,7 @@ class ShuffledReader:
             order, cuts = np.arange(len(self.dataset)), np.zeros(0, np.int64)
             if 0 < self.window_steps < self.dataset.steps:
                 order = np.random.default_rng((ORDER, epoch)).permutation(order)
-                last = np.cumsum(self.dataset.lengths[order]) - 1
-                cuts = np.flatnonzero(np.diff(last // self.window_steps)) + 1
+                cuts = np.flatnonzero(np.diff((np.cumsum(self.dataset.lengths[order]) - 1) // self.window_steps)) + 1
             self._plan = epoch, np.split(order, cuts)
         return self._plan[1]
 
@@ -124,8 +123,7 @@ def stream_of(episodes: Sequence[Episode], spec: EnvSpec, unit_rows: int, record
     Raises:
         UsageError: an episode lacks one of the infos `recorded`.
     """
-    lengths = np.array([len(episode) for episode in episodes])
-    ends = np.cumsum(lengths + 1) - 1  # the rows of final observations
+    ends = np.cumsum(np.array([len(episode) for episode in episodes]) + 1) - 1  # the rows of final observations
     size = int(ends[-1]) + 1
     rows = -(-size // unit_rows) * unit_rows + 1
     is_step: BoolArray = np.ones(rows, np.bool_)

@@ -147,8 +147,7 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
     real, squashed = np.array(action.is_real), np.array(action.is_squashed)
     numbers = (columns.astype(np.float64)[:, real] - action.shift) / action.scale
     largest = np.tanh(SQUASHED_BOUND)
-    inside = np.arctanh(np.clip(numbers, -largest, largest))
-    stored[:, real] = np.where(squashed[real], inside, numbers)
+    stored[:, real] = np.where(squashed[real], np.arctanh(np.clip(numbers, -largest, largest)), numbers)
     return stored
 
 

@@ -41,7 +41,11 @@ class HDF5Source:
             with folder.open(HDF5_FILE) as file:  # which is not looked up by its name again
                 self.stored_bytes: int | None = stored_bytes(os.fstat(file.fileno()))
                 self._file = self._h5py.File(f"/proc/self/fd/{file.fileno()}", "r")
-            self._refuse_repeated(episodes)
+            places: set[int] = set()  # some kB can name an episode any number of times
+            for index in range(episodes):
+                places.add(self._link(self._file, f"episode_{index}"))
+                if len(places) <= index:
+                    raise ValueError(f"episode_{index} is another one, once more")
             arrays = (self._array(self._episode(index), "rewards") for index in range(episodes))
             self.lengths: Sequence[int] = [math.prod(array.shape) for array in arrays]
 
@@ -52,14 +56,6 @@ class HDF5Source:
         for name, space, rows in zip(("observations", "actions"), self.spaces, (steps + 1, steps), strict=True):
             values[name] = self._values(space, group, name, rows)
         return values
-
-    def _refuse_repeated(self, episodes: int) -> None:
-        """Refuse repeated episodes (ValueError): some kB can name an episode any number of times."""
-        places: set[int] = set()
-        for index in range(episodes):
-            places.add(self._link(self._file, f"episode_{index}"))
-            if len(places) <= index:
-                raise ValueError(f"episode_{index} is another one, once more")
 
     def _episode(self, index: int) -> Any:
         return self._inside(self._file, f"episode_{index}")

@@ -59,12 +59,13 @@ def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather,
     def read(samples: int, units: int) -> Batch:
         begin = int(samples / mean_density)
         before, after = (units_before(turns, number, len(readers)) for number in (begin, begin + units))
-        parts = [
-            reader.read(int(before[i] * density[i]), int(after[i] - before[i]))
-            for i, (reader, _) in enumerate(readers)
-            if after[i] > before[i]
-        ]
-        return joined(parts)
+        return joined(
+            [
+                reader.read(int(before[i] * density[i]), int(after[i] - before[i]))
+                for i, (reader, _) in enumerate(readers)
+                if after[i] > before[i]
+            ]
+        )
 
     return read
 
@@ -102,8 +103,7 @@ def shares_of(units: int, shares: Sequence[float]) -> list[int]:
     """
     wanted = [units * share for share in shares]
     counts = [int(one + 1e-9) for one in wanted]
-    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])
-    for i in by_remainder[: units - sum(counts)]:
+    for i in sorted(range(len(shares)), key=lambda i: counts[i] - wanted[i])[: units - sum(counts)]:
         counts[i] += 1
     return counts
 
@@ -206,12 +206,12 @@ class MixedBatches(BatchSource):
 
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
         """Pass the feedback about the source's part to the source."""
-        return self.source.trained([self._of_source(said) for said in feedback])
-
-    def _of_source(self, said: Feedback) -> Feedback:
-        if "priority" not in said or not self._read_units:
-            return said
-        return {**said, "priority": np.asarray(said["priority"])[:, : self._own]}
+        if self._read_units:
+            feedback = [
+                {name: np.asarray(x)[:, : self._own] if name == "priority" else x for name, x in said.items()}
+                for said in feedback
+            ]
+        return self.source.trained(feedback)
 
     def resize(self, columns: int) -> None:
         """Make batches of `columns` columns."""

@@ -181,8 +181,7 @@ class OutputWriter:
             if known is not None:
                 known.assembler.close()
                 self._dropped_episodes += known.assembler.dropped_episodes
-            rows = self.ring.valid.shape[3]
-            assembler = EpisodeAssembler(rows, self.skips_first and bool(entry.is_first))
+            assembler = EpisodeAssembler(self.ring.valid.shape[3], self.skips_first and bool(entry.is_first))
             known = self._groups[index] = _Group(assembler, entry)
         elif known.entry.number + 1 != entry.number:
             known.assembler.close()
@@ -288,5 +287,4 @@ class _Group:
 
     @property
     def held_bytes(self) -> int:
-        own = sum(self.assembler.open_steps) * self.assembler.step_bytes
-        return own + self.assembler.shared_bytes
+        return sum(self.assembler.open_steps) * self.assembler.step_bytes + self.assembler.shared_bytes

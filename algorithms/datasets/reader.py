@@ -140,17 +140,14 @@ def _data_folders(path: Path) -> list[Place]:
     for folder in (place, place.inside(DATA)):
         if folder.holds(METADATA):
             return [folder]
-    parts = place.parts()
-    if not parts:
-        hint = f", no folder with {DATA}/{METADATA} as Minari writes it" if path.exists() else _in_store(path)
-        raise UsageError(f"there is no dataset {named(path)}{hint}")
-    return parts
-
-
-def _in_store(name: Path) -> str:
-    store = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets") / name
-    there = Place(store).holds(DATA) and not name.is_absolute()
-    return f"; Minari's store has one of this name: --input={store}" if there else ""
+    if parts := place.parts():
+        return parts
+    store, hint = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets") / path, ""
+    if path.exists():
+        hint = f", no folder with {DATA}/{METADATA} as Minari writes it"
+    elif Place(store).holds(DATA) and not path.is_absolute():
+        hint = f"; Minari's store has one of this name: --input={store}"
+    raise UsageError(f"there is no dataset {named(path)}{hint}")
 
 
 def _source_in(folder: Place) -> EpisodeSource:
@@ -168,12 +165,9 @@ def _source_in(folder: Place) -> EpisodeSource:
             if not is_number(value) or not 0 <= value < most or value != int(value):
                 raise ValueError(f"{key} must be a whole number, at least 0 and below {most}")
         described = Described(spaces, _form_in(metadata), int(frames), int(episodes))
-    kinds: Mapping[object, Callable[..., EpisodeSource]] = {"arrow": ArrowSource, "hdf5": HDF5Source}
-    stored = metadata.get("data_format")
-    kind = kinds.get(stored)
-    if kind is None:
+    if (stored := metadata.get("data_format")) not in ("arrow", "hdf5"):
         raise UsageError(f"--input: {name} has the format {shown(stored)}: arrow and hdf5 are read")
-    return kind(folder, described)
+    return ArrowSource(folder, described) if stored == "arrow" else HDF5Source(folder, described)
 
 
 def _row_bytes(spec: EnvSpec) -> int:

@@ -171,9 +171,8 @@ class DatasetWriter:
             columns["infos"] = _infos(pa, _padded(infos))
         batch = pa.RecordBatch.from_pydict(columns)
         sink = pa.BufferOutputStream()
-        compression: str | None = self.config.output_compression
-        if compression == "none" or batch.nbytes < LEAST_COMPRESSED_BYTES:
-            compression = None
+        is_plain = self.config.output_compression == "none" or batch.nbytes < LEAST_COMPRESSED_BYTES
+        compression = None if is_plain else self.config.output_compression
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)  # waking threads costs more
         with pa.ipc.new_file(sink, batch.schema, options=options) as file:
             file.write_batch(batch)
@@ -225,10 +224,6 @@ def _array(pa: Any, values: Any) -> Any:
         return pa.StructArray.from_arrays(list(arrays), names=list(names))
     if values.ndim == 1:
         return pa.array(values)
-    return _rows(pa, values)
-
-
-def _rows(pa: Any, values: Array) -> Any:
     flat = np.ascontiguousarray(values).reshape(len(values), -1)
     kind = pa.list_(pa.from_numpy_dtype(flat.dtype), flat.shape[1])
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), type=kind)
@@ -236,7 +231,7 @@ def _rows(pa: Any, values: Array) -> Any:
 
 def _infos(pa: Any, infos: Mapping[str, Array]) -> Any:
     """Return a struct whose fields contain their shapes, which Minari restores."""
-    arrays = [pa.array(values) if values.ndim == 1 else _rows(pa, values) for values in infos.values()]
+    arrays = [_array(pa, values) for values in infos.values()]
     shapes = ({"shape": ",".join(map(str, values.shape[1:]))} if values.ndim > 1 else None for values in infos.values())
     fields = [
         pa.field(name, array.type, metadata=shape) for name, array, shape in zip(infos, arrays, shapes, strict=True)

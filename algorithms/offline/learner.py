@@ -108,5 +108,4 @@ class MarwilLearner(CloningLearner):
         }
         means = losses.masked_means(terms, valid)
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
-        largest = losses.zero_invalid(weight, valid).max()
-        return loss, target, {**means, "advantage_norm": norm, "weight_max": largest}
+        return loss, target, {**means, "advantage_norm": norm, "weight_max": losses.zero_invalid(weight, valid).max()}

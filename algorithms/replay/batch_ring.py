@@ -64,11 +64,10 @@ class BatchRing:
     def declare(prefix: str, plan: ReplayPlan, shapes: Shapes) -> list[Field]:
         """Return the fields for batches of tensors with these shapes."""
         steps, count = shapes["valid"][0]
-        drawn = len(Samples._fields)
         return [
             *(Field(f"{prefix}.batch.{name}", (16,), "int64") for name in ("filled", "trained", "answered")),
             Field(f"{prefix}.batch.used", (PLACES,), "int64"),  # samples of all batches up to this one
-            Field(f"{prefix}.batch.drawn", (PLACES, drawn, count), "int64"),
+            Field(f"{prefix}.batch.drawn", (PLACES, len(Samples._fields), count), "int64"),
             Field(f"{prefix}.error", (PLACES, steps, count), "float32"),
             Field(f"{prefix}.figures", (len(SHOWN), 2), "float64"),
             Field(f"{prefix}.told", (len(Told._fields),), "float64"),
@@ -91,8 +90,7 @@ class BatchRing:
         """Publish the next batch."""
         number = self._word("filled") + 1
         place = number % PLACES
-        drawn = np.broadcast_arrays(samples.column, samples.step, samples.word)
-        self._drawn[place, :3] = drawn
+        self._drawn[place, :3] = np.broadcast_arrays(samples.column, samples.step, samples.word)
         self._used[place] = used
         barrier()
         self._words["filled"][0] = number

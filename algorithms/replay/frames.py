@@ -129,10 +129,6 @@ class FrameRing:
         frames = obs.reshape(steps, stack.outer, stack.frames, stack.inner)[at, :, of]
         return self.store.pack(frames.reshape(len(at), stack.size))
 
-    def has_room(self, first: int, end: int, packed: Packed) -> bool:
-        """Return whether frames fit behind frame `end` while all frames from `first` stay."""
-        return self.store.has_room(first, end, packed)
-
     def plan(self, obs: Array) -> Array:
         """Return the frames [T+1, k] of observations [T+1, *] that must be stored; the rest is stored already."""
         steps, stack = len(obs), self.stack

@@ -5,7 +5,7 @@ come last, and words of columns about to be overwritten are erased first: after 
 word is complete.
 
 Each column has a checksum. Priorities and words, which change with every batch, have a common checksum that does not
-count during writing. Files without checksums get them with the next writing.
+count during writing.
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ class ReplayFile:
         frames = [f"obs.{key}.{name}" for key, ring in storage.rings.items() for name in ring.store.NAMES]
         self._of_columns = [name for name in self._arrays if name not in (WORD, *WHOLE, *frames)]
         self._place, self._nbytes = {}, HEADER_BYTES
-        for name, array in (*self._arrays.items(), (CHECK, self._check)):  # the last one is not in files of before
+        for name, array in (*self._arrays.items(), (CHECK, self._check)):
             self._place[name] = self._nbytes
             self._nbytes += -(-array.nbytes // PAGE) * PAGE
         shapes = {name: (array.shape, array.dtype.name) for name, array in self._arrays.items()}
         digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
         numbers = f"{storage.columns} {storage.rollout}"
-        self._unchecked = f"replay 1 {digest}\n{numbers}\n".encode()
         self._header = f"replay 2 {digest}\n{numbers} {zlib.crc32(numbers.encode()):08x}\n".encode()
 
     def save(self) -> int:
@@ -105,7 +104,7 @@ class ReplayFile:
     def _open(self) -> int:
         """Open the file for writing; a file of another shape is put aside."""
         descriptor = update_own(self.path)
-        if os.fstat(descriptor).st_size and not self._header_in(descriptor):
+        if os.fstat(descriptor).st_size and not self._has_shape(descriptor):
             os.close(descriptor)
             log.warning("%s is put aside as %s, it is of another shape", self.path, put_aside_own(self.path))
             descriptor = update_own(self.path)
@@ -113,22 +112,15 @@ class ReplayFile:
 
     def _begin(self, descriptor: int) -> Array:
         """Return the words of complete columns in the file, each with a checksum; the file may be new."""
-        words, header = np.zeros_like(self.storage.word), self._header_in(descriptor)
-        os.ftruncate(descriptor, self._nbytes)
-        if header and self._saved is not None:
+        words = np.zeros_like(self.storage.word)
+        if not self._has_shape(descriptor):
+            os.ftruncate(descriptor, self._nbytes)
+            os.pwrite(descriptor, self._header, 0)
+        elif self._saved is not None:
             words = self._saved
-        elif header:  # a learner that takes the place of one that died goes on with its file
+        else:  # a learner that takes the place of one that died goes on with its file
             self._read(descriptor, WORD, words)
             self._read(descriptor, CHECK, self._check)
-        if header == self._unchecked:
-            words = np.where(words == self.storage.word, words, 0)  # what is taken since has another checksum
-            for column in np.flatnonzero(words).tolist():
-                self._check[column] = self._checksum(column, int(words[column]))
-            self._write(descriptor, WORD, words)
-            self._write(descriptor, CHECK, self._check)
-            os.fdatasync(descriptor)
-        if header != self._header:
-            os.pwrite(descriptor, self._header, 0)
         return words
 
     def _checksum(self, column: int, word: int) -> int:
@@ -153,11 +145,10 @@ class ReplayFile:
             for name, first, after in self._frames_of(column):
                 self._write(descriptor, name, self._arrays[name][first:after], first)
 
-    def _header_in(self, descriptor: int) -> bytes:
-        """Return the header of a file of this shape, with or without checksums; empty: another shape."""
-        size, begin = os.fstat(descriptor).st_size, os.pread(descriptor, HEADER_BYTES, 0)
-        sizes = {self._header: (self._nbytes,), self._unchecked: (self._place[CHECK], self._nbytes)}
-        return next((header for header in sizes if begin.startswith(header) and size in sizes[header]), b"")
+    def _has_shape(self, descriptor: int) -> bool:
+        """Return whether a file has this header and size."""
+        same_size = os.fstat(descriptor).st_size == self._nbytes
+        return same_size and os.pread(descriptor, len(self._header), 0) == self._header
 
     def _write(self, descriptor: int, name: str, array: Array, begin: int = 0) -> None:
         left = _bytes_of(array)
@@ -195,8 +186,7 @@ class ReplayFile:
         storage, arrays = self.storage, self._arrays
         if not os.fstat(descriptor).st_size:
             return  # the first writing was cut off before its first byte
-        header = self._header_in(descriptor)
-        if not header:
+        if not self._has_shape(descriptor):
             raise ValueError("it is of a replay of another shape, or cut off")
         word = np.zeros_like(storage.word)
         whole, used = self._read_words(descriptor, word), _used(word)
@@ -205,17 +195,16 @@ class ReplayFile:
             self._read(descriptor, name, arrays[name])
         for name in self._of_columns:
             self._read(descriptor, name, arrays[name][:used])
-        if header == self._header:
-            self._read(descriptor, CHECK, self._check)
-            if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, arrays)):
-                raise ValueError("it is damaged: words or priorities are not as they were written")
+        self._read(descriptor, CHECK, self._check)
+        if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, arrays)):
+            raise ValueError("it is damaged: words or priorities are not as they were written")
         if not len(whole):
             return  # the first writing was cut off
         self._check_columns(whole)
         for key, ring in storage.rings.items():
             for array, into in ring.reserve(whole[np.argsort(word[whole])]):
                 self._read(descriptor, f"obs.{key}.{array}", into)
-        self._check_content(whole, word, has_checks=header == self._header)
+        self._check_content(whole, word)
         leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
         leaf[word == 0] = 0.0
         arrays["note"][:, 0] = -1  # they came from no slot of this start
@@ -248,11 +237,11 @@ class ReplayFile:
         ):
             raise ValueError("it is damaged: a priority is negative or no number")
 
-    def _check_content(self, whole: Array, word: Array, *, has_checks: bool) -> None:
+    def _check_content(self, whole: Array, word: Array) -> None:
         """Refuse columns that differ from their checksum, and values that are not finite."""
         arrays, observations = self._arrays, [f"obs.{key}" for key in self.storage.obs]
         for column in whole.tolist():
-            if has_checks and self._checksum(column, int(word[column])) != self._check[column]:
+            if self._checksum(column, int(word[column])) != self._check[column]:
                 raise ValueError(f"it is damaged: trajectory {word[column] // 2} is not as it was written")
             valid = arrays["valid"][column]
             for name in ("reward", *observations):
@@ -289,8 +278,8 @@ def kept_shape(path: Path) -> tuple[int, int] | None:
     """Return columns and steps per column of a replay file; None: not readable."""
     with contextlib.suppress(OSError, ValueError):
         with open_own(path) as file:
-            columns, rollout, *check = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
-        if not check or int(check[0], 16) == zlib.crc32(columns + b" " + rollout):
+            columns, rollout, check = file.read(HEADER_BYTES).partition(b"\n")[2].partition(b"\n")[0].split()
+        if int(check, 16) == zlib.crc32(columns + b" " + rollout):
             return int(columns), int(rollout)
     return None
 

@@ -73,14 +73,9 @@ class ReplaySource(BatchSource):
         return self.part.pace
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a batch is due: training has begun, and inserted steps still owe uses."""
-        return self.part.owes
-
-    @property
     def waiting(self) -> int:
         """Due batches and slots that can be taken."""
-        return int(self.is_ready) or len(self._takeable)
+        return int(self.part.owes) or len(self._takeable)
 
     @property
     def _takeable(self) -> deque[TrajectoryReady]:
@@ -111,7 +106,7 @@ class ReplaySource(BatchSource):
         yield from self._release_round()
 
     def _release_round(self) -> Iterator[SlotReleased]:
-        if self.hold and not self.queue and not self.is_ready:
+        if self.hold and not self.queue and not self.part.owes:
             yield from self._release()
 
     def _release(self) -> Iterator[SlotReleased]:
@@ -135,7 +130,7 @@ class ReplaySource(BatchSource):
 
     def take(self) -> Batch | None:
         """Draw a due batch; the next draw overwrites the tensors."""
-        if not self.is_ready:
+        if not self.part.owes:
             return None
         self._drawn = self.part.draw(self.staging)
         age = self._version - self.staging["policy_version"][self.staging["valid"]]

@@ -63,8 +63,7 @@ class ReplayPlan:
 
     def share(self, shards: int) -> ReplayPlan:
         """Return the plan of a shard: capacity and first steps are divided among the shards."""
-        shared = {name: -(-getattr(self, name) // shards) for name in ("capacity", "learning_starts")}
-        return replace(self, **shared)
+        return replace(self, **{name: -(-getattr(self, name) // shards) for name in ("capacity", "learning_starts")})
 
     def columns_of_batch(self, rollout: int) -> int:
         """Return the number of whole columns of `rollout` steps in a batch."""
@@ -213,14 +212,14 @@ def fields_of_columns(
         Field(f"{prefix}.leaf", (padded(n * plan.leaves_per_column(rollout)),), "float64"),
         Field(f"{prefix}.largest", (1,), "float64"),  # error so far
         Field(f"{prefix}.pace", (len(Pace._fields),), "int64"),
+        *(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True) for name, (shape, dtype) in columns.items()),
     ]
-    for name, (shape, dtype) in columns.items():
-        fields.append(Field(f"{prefix}.{name}", (n, *shape), dtype, fills=True))
     for key, observation in spec.observations.items():
         stack = stack_of(observation, single=plan.compressed_share is not None)
         if stack is None:
-            whole = (n, rollout + 1, *observation.shape)
-            fields.append(Field(f"{prefix}.obs.{key}", whole, observation.dtype, fills=True))
+            fields.append(
+                Field(f"{prefix}.obs.{key}", (n, rollout + 1, *observation.shape), observation.dtype, fills=True)
+            )
         else:
             fields += FrameRing.declare(f"{prefix}.obs.{key}", stack, n, rollout, plan.compressed_share)
     return fields
@@ -343,7 +342,7 @@ class ReplayStorage:
         dropped = self._make_room(number, packed)
         self.word[place] = 2 * number - 1
         barrier()
-        self._reserve(place)
+        self.reserve_columns(place + 1)
         for name, array in self.arrays.items():
             if name not in ("valid", "drawn"):
                 array[place] = getattr(trajectories, name)[slot, :, row]
@@ -375,7 +374,7 @@ class ReplayStorage:
         while self.oldest <= self.newest and (
             self.oldest <= number - self.columns
             or not all(
-                ring.has_room(int(ring.frames_of(self._place(self.oldest))[0]), self._end(key), packed[key])
+                ring.store.has_room(int(ring.frames_of(self._place(self.oldest))[0]), self._end(key), packed[key])
                 for key, ring in self.rings.items()
             )
         ):
@@ -392,14 +391,10 @@ class ReplayStorage:
         return int(self.rings[key].frames_of(self._place(self.newest))[1]) if self.newest else 0
 
     def reserve_columns(self, count: int) -> None:
-        """Reserve the memory of the first `count` places, without frames."""
-        if count:
-            self._reserve(count - 1)
-
-    def _reserve(self, place: int) -> None:
-        if place < self._ready_columns:
+        """Reserve the memory of the first `count` places and of some more, without frames."""
+        if count <= self._ready_columns:
             return
-        self._ready_columns = min(self.columns, place + 64)
+        self._ready_columns = min(self.columns, count + 63)
         for name in (*self.arrays, *(f"obs.{key}" for key in self.obs), *(f"obs.{key}.index" for key in self.rings)):
             array = self._array(name)
             self.arena.reserve(f"{self._prefix}.{name}", self._ready_columns * (array.nbytes // self.columns))
@@ -482,8 +477,7 @@ class ReplayStorage:
             self.rings[key].read(column, step, out)
             return
         flat = self.obs[key].reshape(self.columns * (self.rollout + 1), -1)
-        place = column * (self.rollout + 1) + step
-        flat.take(place, axis=0, out=out.reshape(len(column), -1), mode="clip")
+        flat.take(column * (self.rollout + 1) + step, axis=0, out=out.reshape(len(column), -1), mode="clip")
 
     def update(self, samples: Samples, error: Array) -> int:
         """Set priorities from absolute errors [B], or [T, B] for whole columns; return the number of updated samples.

@@ -6,7 +6,7 @@ messages, so answering or releasing twice is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -97,15 +97,8 @@ class AddressBook:
 
     def address_of(self, message: Message) -> Address:
         """Return the receiver of the message."""
-        return message.receiver(self)
-
-
-class Message(Protocol):
-    """A named tuple of this module: fields, and the receiver by the values of the fields."""
-
-    def receiver(self, book: AddressBook) -> Address:
-        """Return the address of the receiver."""
-        ...
+        find = RECEIVERS.get(type(message))
+        return MAIN_ADDRESS if find is None else find(message, self)
 
 
 class ActionRequest(NamedTuple):
@@ -120,9 +113,6 @@ class ActionRequest(NamedTuple):
     step: int
     generation: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.policy_workers[self.policy][self.group]
-
 
 class ActionsReady(NamedTuple):
     """The rows of `policy` at the step of the slot hold actions."""
@@ -133,9 +123,6 @@ class ActionsReady(NamedTuple):
     step: int
     generation: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.actors_of_groups[self.group]
-
 
 class SlotReleased(NamedTuple):
     """The learner of `policy` no longer needs the slot."""
@@ -144,9 +131,6 @@ class SlotReleased(NamedTuple):
     slot: int
     sequence: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.actors_of_slots[self.slot]
-
 
 class ShapeRewards(NamedTuple):
     """Reward agents under `policy` by the coefficients `shaping` from now on."""
@@ -154,9 +138,6 @@ class ShapeRewards(NamedTuple):
     actor: int
     policy: int
     shaping: Mapping[str, Any]
-
-    def receiver(self, book: AddressBook) -> Address:
-        return book.actors[self.actor]
 
 
 class OpponentTable(NamedTuple):
@@ -171,9 +152,6 @@ class OpponentTable(NamedTuple):
     versions: tuple[int, ...]  # in each slot, as the env steps that the version had learned from
     probabilities: tuple[float, ...]
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.actors[self.actor]
-
 
 class TrajectoryReady(NamedTuple):
     """The slot holds whole trajectories, some by `policy`."""
@@ -184,17 +162,11 @@ class TrajectoryReady(NamedTuple):
     generation: int
     taker: int = 0  # index among several workers that take trajectories
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.takers[self.policy][self.slot][self.taker]
-
 
 class SaveState(NamedTuple):
     """Write the state block now, and answer with `StateSaved`."""
 
     policy: int
-
-    def receiver(self, book: AddressBook) -> Address:
-        return book.learners[self.policy]
 
 
 class SetHyperparameters(NamedTuple):
@@ -206,9 +178,6 @@ class SetHyperparameters(NamedTuple):
     policy: int
     traits: PolicyTraits
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.learners[self.policy]
-
 
 class CopyWeights(NamedTuple):
     """Continue from the latest state of the policy `source`, with the traits, and answer with `TraitsSet`."""
@@ -217,9 +186,6 @@ class CopyWeights(NamedTuple):
     traits: PolicyTraits
     source: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.learners[self.policy]
-
 
 class ReplaceWeights(NamedTuple):
     """Continue with the weights in the file, [P] float32 in the order of the model's table; remove the file."""
@@ -227,17 +193,11 @@ class ReplaceWeights(NamedTuple):
     policy: int
     path: str
 
-    def receiver(self, book: AddressBook) -> Address:
-        return book.learners[self.policy]
-
 
 class WorkerReady(NamedTuple):
     """The process is up: environments are reset, weights are published."""
 
     process: str
-
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
 
 
 class WorkerFailed(NamedTuple):
@@ -249,9 +209,6 @@ class WorkerFailed(NamedTuple):
     traceback: str
     lasting: bool = False  # a replacement would fail too
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class EpisodesDone(NamedTuple):
     """Episodes that ended in one group since the last report, one array element each."""
@@ -262,9 +219,6 @@ class EpisodesDone(NamedTuple):
     stats: tuple[tuple[int, dict[str, float]], ...]  # (policy, extra statistics of the env) for episodes that have some
     exploring: NDArray | None = None  # type: ignore[type-arg]  # [E] bool, of rows that explore much; None: there are none
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class MatchResults(NamedTuple):
     """Games against past versions that ended in one group since the last report."""
@@ -273,9 +227,6 @@ class MatchResults(NamedTuple):
     difference: NDArray  # type: ignore[type-arg]  # [G] float64, mean return of the learner's agents minus the others'
     past_steps: int  # valid steps that past versions have taken
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class OpponentsReleased(NamedTuple):
     """No agent of the group plays in a seat that the `OpponentTable` of the number, or an earlier table, leaves out."""
@@ -283,17 +234,11 @@ class OpponentsReleased(NamedTuple):
     group: int
     number: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class VersionDue(NamedTuple):
     """The state block of the policy holds a state to keep as a past version."""
 
     policy: int
-
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
 
 
 class LearnerReport(NamedTuple):
@@ -304,9 +249,6 @@ class LearnerReport(NamedTuple):
     totals: dict[str, int]  # env_steps, samples, lost (trained on in vain), updates, batches, and as `BatchCounts`
     metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class StateSaved(NamedTuple):
     """The state block of the policy holds its state as of `env_steps`."""
@@ -314,18 +256,12 @@ class StateSaved(NamedTuple):
     policy: int
     env_steps: int
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class WorkerRetires(NamedTuple):
     """The worker has handed over all trajectories, and must be replaced."""
 
     worker: str
     reason: str
-
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
 
 
 class TraitsSet(NamedTuple):
@@ -339,9 +275,6 @@ class TraitsSet(NamedTuple):
     version: int
     taken_env_steps: int | None = None
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class WorkerRestarted(NamedTuple):
     """A process has replaced a process that died; sent by main to main."""
@@ -351,9 +284,6 @@ class WorkerRestarted(NamedTuple):
     cause: str
     retired: bool = False  # the replaced process had sent `WorkerRetires`
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class WorkerReport(NamedTuple):
     """Totals of one actor worker, which never decrease within a run; other workers report only warnings."""
@@ -362,17 +292,11 @@ class WorkerReport(NamedTuple):
     totals: dict[str, int]  # collected, reset_rows, trajectories, sent, released, rebuilds, episodes
     raised: tuple[str, ...] = ()  # warnings for the user, each followed by the traceback if there is any
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class OutputReport(NamedTuple):
     """Totals of the writer of a dataset since the start."""
 
     totals: dict[str, int]  # episodes, steps, parts, dropped_episodes, dropped_steps
-
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
 
 
 class TimeReport(NamedTuple):
@@ -386,31 +310,67 @@ class TimeReport(NamedTuple):
     collected: int  # valid steps taken by its environments
     trained: int  # samples trained on
 
-    def receiver(self, book: AddressBook) -> Address:
-        return MAIN_ADDRESS
-
 
 class Wake(NamedTuple):
     """The worker must look at the arena: the sender only rings the doorbell of the worker's process."""
 
     address: Address
 
-    def receiver(self, book: AddressBook) -> Address:
-        return self.address
-
 
 class Begin(NamedTuple):
     """Every worker is up: start stepping."""
-
-    def receiver(self, book: AddressBook) -> Address:
-        return ALL
 
 
 class Stop(NamedTuple):
     """Send the last reports and end."""
 
-    def receiver(self, book: AddressBook) -> Address:
-        return ALL
+
+Message = (
+    ActionRequest
+    | ActionsReady
+    | SlotReleased
+    | ShapeRewards
+    | OpponentTable
+    | TrajectoryReady
+    | SaveState
+    | SetHyperparameters
+    | CopyWeights
+    | ReplaceWeights
+    | Wake
+    | Begin
+    | Stop
+    | WorkerReady
+    | WorkerFailed
+    | WorkerRetires
+    | WorkerRestarted
+    | WorkerReport
+    | OutputReport
+    | TimeReport
+    | EpisodesDone
+    | MatchResults
+    | OpponentsReleased
+    | VersionDue
+    | LearnerReport
+    | StateSaved
+    | TraitsSet
+)
+"""A message: a named tuple of this module."""
+
+Receiver = Callable[[Any, AddressBook], Address]
+RECEIVERS: Mapping[type, Receiver] = {
+    ActionRequest: lambda message, book: book.policy_workers[message.policy][message.group],
+    ActionsReady: lambda message, book: book.actors_of_groups[message.group],
+    SlotReleased: lambda message, book: book.actors_of_slots[message.slot],
+    TrajectoryReady: lambda message, book: book.takers[message.policy][message.slot][message.taker],
+    **dict.fromkeys((ShapeRewards, OpponentTable), lambda message, book: book.actors[message.actor]),
+    **dict.fromkeys(
+        (SaveState, SetHyperparameters, CopyWeights, ReplaceWeights),
+        lambda message, book: book.learners[message.policy],
+    ),
+    Wake: lambda message, book: message.address,
+    **dict.fromkeys((Begin, Stop), lambda message, book: ALL),
+}
+"""Kind of a message to workers -> function from a message to its receiver; main receives all other messages."""
 
 
 class Worker(Protocol):

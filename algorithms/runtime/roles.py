@@ -58,7 +58,6 @@ class Role:
     def variant(self, name: str, panel: tuple[str, str], **facts: Any) -> Role:
         """Return the role of an algorithm's own workers, with the facts of this role except for these."""
         words = name.replace("_", " ")
-        worker = name + self.worker.removeprefix(self.name)
         return replace(
             self,
             name=name,
@@ -66,7 +65,7 @@ class Role:
             plural=f"{words}s",
             console=f"{words}s",
             panel=panel,
-            worker=worker,
+            worker=name + self.worker.removeprefix(self.name),
             **facts,
         )
 

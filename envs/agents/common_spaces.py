@@ -117,8 +117,7 @@ def _common_observation(own: Sequence[Space]) -> Space:
         return own[0]
     if len({(type(space), space.dtype) for space in own}) > 1:
         raise ValueError("their kinds or types differ")
-    join = _JOINS.get(type(own[0]))
-    if join is None:
+    if (join := _JOINS.get(type(own[0]))) is None:
         raise ValueError(f"spaces of kind {type(own[0]).__name__} must be equal")
     return join(own)
 
@@ -134,8 +133,7 @@ def _common_box(own: Sequence[Any]) -> spaces.Box:
         raise ValueError("only vectors can be filled up with zeros, an image would then show something else")
     shape = max(space.shape for space in own)
     low = np.min([_filled(space.low, shape) for space in own], axis=0)
-    high = np.max([_filled(space.high, shape) for space in own], axis=0)
-    return spaces.Box(low, high, dtype=own[0].dtype.type)
+    return spaces.Box(low, np.max([_filled(space.high, shape) for space in own], axis=0), dtype=own[0].dtype.type)
 
 
 def _common_bits(own: Sequence[Any]) -> Space:
@@ -164,8 +162,7 @@ def _common_action(own: Sequence[Space], *, scaled: bool) -> Space:
             return spaces.Discrete(max(int(space.n) for space in discrete))
     elif len({(type(space), space.shape, space.dtype) for space in own}) == 1 and isinstance(own[0], spaces.Box):
         box = _common_box(own)
-        mapped = _mapped(own) if scaled else None
-        if mapped is None:
+        if (mapped := _mapped(own) if scaled else None) is None:
             return box
         low, high = np.where(mapped, -1.0, box.low), np.where(mapped, 1.0, box.high)
         return spaces.Box(low, high, dtype=np.dtype(box.dtype).type)
@@ -190,17 +187,15 @@ def _pad(own: Space, common: Space) -> Translation:
     """Put observations of an agent's own space into the common space; the writer of rows reports errors."""
     if isinstance(own, spaces.Dict) and isinstance(common, spaces.Dict):
         pads = {key: _pad(part, common[key]) for key, part in own.spaces.items()}
-        return lambda shown: _pad_dict(pads, shown)
+        return lambda shown: (
+            {key: pads[key](part) for key, part in shown.items()}
+            if isinstance(shown, dict) and shown.keys() == pads.keys()
+            else shown
+        )
     if own.shape is None or common.shape is None or own.shape == common.shape:
         return _same
     own_shape, shape = own.shape, common.shape
     return lambda shown: _filled(np.asarray(shown), shape) if np.shape(shown) == own_shape else shown
-
-
-def _pad_dict(pads: dict[Any, Translation], shown: Any) -> Any:
-    if not isinstance(shown, dict) or shown.keys() != pads.keys():
-        return shown
-    return {key: pads[key](part) for key, part in shown.items()}
 
 
 def _translation(own: Space, mapped: Array | None) -> Translation:

@@ -173,8 +173,7 @@ def _as_dict(shown: Any) -> dict[str, Any]:
 
 def _choices(space: Space, action: Any) -> list[int]:
     """Return the choices of an action, each counted from 0, in the order of a mask."""
-    both = zip(choices_in(space, action), choices_of(space), strict=True)
-    return [choice - start for choice, (_, start) in both]
+    return [choice - start for choice, (_, start) in zip(choices_in(space, action), choices_of(space), strict=True)]
 
 
 def _scores(space: Space, action: Any, answer: Any) -> list[float]:

@@ -58,8 +58,7 @@ class Memory(gymnasium.Env[FloatArray, np.int64]):
         self._step += 1
         if self._step <= self.delay + 1:
             return self._observation(-1 if self._step == self.delay + 1 else None), 0.0, False, False, {}
-        reward = 1.0 if action == self._cue else -1.0 / (self.num_cues - 1)
-        return self._observation(None), reward, True, False, {}
+        return self._observation(None), 1.0 if action == self._cue else -1.0 / (self.num_cues - 1), True, False, {}
 
     def _observation(self, entry: int | None) -> FloatArray:
         observation = np.zeros(self.num_cues + 1, np.float32)
@@ -158,8 +157,7 @@ class Target(gymnasium.Env[FloatArray, FloatArray]):
     def optimal_return(self) -> float:
         """The largest return from the present state to the end of the episode, undiscounted."""
         steps = np.arange(1, self.num_steps - self._step + 1)[:, None]
-        distance = np.abs(self._target - self._position)[None]
-        return -float(np.maximum(0.0, distance - self.SPEED * steps).sum())
+        return -float(np.maximum(0.0, np.abs(self._target - self._position)[None] - self.SPEED * steps).sum())
 
     def _observation(self) -> FloatArray:
         return np.concatenate([self._position, self._target])

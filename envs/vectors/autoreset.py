@@ -77,8 +77,7 @@ class Ends:
     def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
         """Refuse rewards [R] and ends [R] of NEXT_STEP in the step after an end, of the rows `ended` [R]."""
         odd = ended & ((np.abs(reward) > 0) | ends)
-        if np.count_nonzero(odd):
-            row = int(np.flatnonzero(odd)[0])
+        for row in np.flatnonzero(odd).tolist():
             text = f"env {row} got a reward, or ended, in the step after an end, which must only reset it"
             self._refuse(text, same_step=bool(self._had_final[row]))
 
@@ -105,14 +104,15 @@ class Ends:
         odd, self._odd = self._odd, None
         if odd is None or self._is_believed:
             return
-        text = "what it shows at an end is the first observation of the next episode"
-        if is_same := self._mode is AutoresetMode.SAME_STEP:
-            text = "what it shows at an end is of the episode that ends: the next one begins a step later"
+        is_same = self._mode is AutoresetMode.SAME_STEP
         found = odd & (self._is_first(shown) == is_same)
         self._is_believed = bool((odd & ~found).any())
         self._num_odd += int(found.sum())
         if self._num_odd >= FIRST_ENDS and not self._is_believed:
-            self._refuse(text)
+            late = "of the episode that ends: the next one begins a step later"
+            self._refuse(
+                f"what it shows at an end is {late if is_same else 'the first observation of the next episode'}"
+            )
 
     def _is_first(self, shown: Mapping[str, Array]) -> BoolArray:
         """Return for every row whether the observation equals a first observation of any row."""

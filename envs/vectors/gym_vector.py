@@ -231,8 +231,7 @@ class GymVector:
             return infos
         self._observations.write_batch(row.obs, observation)
         self.ends.look(row.obs)
-        given = self._compare(row.obs, row.final_obs, infos)
-        lacks = np.flatnonzero(row.truncated & ~given)
+        lacks = np.flatnonzero(row.truncated & ~self._compare(row.obs, row.final_obs, infos))
         if len(lacks):  # the value of a terminated episode's last observation is 0 whatever it shows
             raise EnvironmentFailure(
                 f"{self.name}: an episode was truncated and infos hold no final_obs (SAME_STEP)"
@@ -273,10 +272,9 @@ class GymVector:
         """
         is_declared, until = self.ends.is_declared, time.monotonic() + SETTLING_SECONDS
         try:
-            num_steps = DECLARED_STEPS if is_declared else UNDECLARED_STEPS
             random_steps(
                 self,
-                num_steps,
+                DECLARED_STEPS if is_declared else UNDECLARED_STEPS,
                 np.random.default_rng(0),
                 lambda: self.ends.count >= 2 * FIRST_ENDS or time.monotonic() > until,
             )

@@ -112,8 +112,7 @@ def make_with_flags(
 
 def natural_steps_per_second(env: gymnasium.Env[Any, Any]) -> float:
     """Return the steps of a game per second of the game's own time, by metadata and frame skip."""
-    registered = getattr(env.unwrapped, "spec", None)
-    is_atari = str(getattr(registered, "entry_point", "")).startswith("ale_py")
+    is_atari = str(getattr(getattr(env.unwrapped, "spec", None), "entry_point", "")).startswith("ale_py")
     rate = ATARI_FRAMES_PER_SECOND if is_atari else float(env.metadata.get("render_fps") or DEFAULT_FRAMES_PER_SECOND)
     repeats = math.prod(layer.times for layer in layers(env) if isinstance(layer, RepeatAction))
     return rate / (frames_per_step(env) * repeats)

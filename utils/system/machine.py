@@ -159,6 +159,4 @@ def allocator_settings() -> bool:
         return False
     # 32 MiB is the largest threshold of glibc before 2.35 on 64 bit.
     mapped = libc.mallopt(_M_MMAP_THRESHOLD, _NEVER) or libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    trimmed = libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    padded = libc.mallopt(_M_TOP_PAD, 64 << 20)
-    return bool(mapped and trimmed and padded)
+    return bool(mapped and libc.mallopt(_M_TRIM_THRESHOLD, _NEVER) and libc.mallopt(_M_TOP_PAD, 64 << 20))

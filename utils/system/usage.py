@@ -94,8 +94,7 @@ def taken_by_others(seconds: float, others: float, cores: int, core_time: float)
         cores: number of cores.
         core_time: CPU time per second that the program may use: under a quota, less than the number of cores.
     """
-    left = cores - others / seconds if seconds > 0 else core_time
-    return min(1.0, max(0.0, (core_time - left) / core_time))
+    return min(1.0, max(0.0, (core_time - (cores - others / seconds if seconds > 0 else core_time)) / core_time))
 
 
 class Usage:

@@ -74,9 +74,8 @@ def image_of(pixels: Any) -> dict[str, object]:
     lines, length = pixels.tobytes(), width * channels
     raw = b"".join(b"\0" + lines[start : start + length] for start in range(0, len(lines), length))
     head = struct.pack(">IIBBBBB", width, height, 8, PNG_COLOURS[channels], 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
     encoded = b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
+        for kind, content in ((b"IHDR", head), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
     )
     return {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encoded}

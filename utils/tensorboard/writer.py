@@ -121,8 +121,7 @@ class EventWriter:
     def _queue_up(self, step: int, values: Mapping[str, Mapping[str, object]], *described: Any) -> None:
         event = _Event(time.time(), int(step), values, *described)
         with self._changed:
-            if self._closing or len(self._queue) == self._queue.maxlen:
-                self.dropped += 1
+            self.dropped += self._closing or len(self._queue) == self._queue.maxlen
             if not self._closing:
                 self._queue.append(event)
                 self._changed.notify()

@@ -34,13 +34,10 @@ class Batch:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Make a batch of tensors, named as in `named`."""
-        grouped: dict[str, Any] = {"obs": {}, "recorded": {}}
-        for name, tensor in tensors.items():
-            group, dot, key = name.partition(".")
-            if dot:
-                grouped[group][key] = tensor
-            else:
-                grouped[name] = tensor
+        grouped: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if "." not in name}
+        for group in ("obs", "recorded"):
+            start = f"{group}."
+            grouped[group] = {n.removeprefix(start): tensor for n, tensor in tensors.items() if n.startswith(start)}
         return cls(**grouped)
 
     @classmethod

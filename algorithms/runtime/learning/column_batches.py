@@ -149,10 +149,9 @@ class ColumnBatches(BatchSource):
     def _mine(self, slot: int) -> Array:
         """Return the valid steps of this policy, [T, R]."""
         valid: Array = self.trajectories.valid[slot]
-        if self.num_policies == 1:
-            return valid
-        acted: Array = self.trajectories.policy_id[slot, : len(valid)] == self.policy
-        return valid & acted
+        if self.num_policies > 1:
+            valid = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
+        return valid
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; return the number of valid steps copied."""

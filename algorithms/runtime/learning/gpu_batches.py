@@ -56,8 +56,7 @@ class DeviceStaging(Staging):
         with self.stream.active():
             there = index if isinstance(index, slice) else self.device.send(torch.from_numpy(index))
             for name, target in self.buffers[self._current].items():
-                uploaded = self._slots[name][slot].to(self.device.name, non_blocking=True)
-                target[:, start:end].copy_(uploaded[:, there])
+                target[:, start:end].copy_(self._slots[name][slot].to(self.device.name, non_blocking=True)[:, there])
         self._uploaded = self.stream.mark()
 
     def take(self) -> Batch | None:

@@ -206,8 +206,7 @@ class GradientSource(BatchSource):
         is_held = (t.owner >> self.policy & 1 > 0) & (t.released[:, self.policy] < t.sequence)
         held, seen = int(is_held.sum()), int(t.sequence.sum()) - self._released_before
         in_flight = int(np.count_nonzero(t.valid[is_held])) + self.ring.unapplied_samples()
-        discarded = self.ring.discarded_total() - self._discarded_before
-        return BatchCounts(seen, seen - held, discarded, in_flight, held)
+        return BatchCounts(seen, seen - held, self.ring.discarded_total() - self._discarded_before, in_flight, held)
 
     def fill(self, version: int) -> Iterator[SlotReleased | Wake]:
         """Drop gradients too old for weights of this version, and wake workers with a free entry."""
@@ -224,9 +223,8 @@ class GradientSource(BatchSource):
         """Return a gradient of the actor with most of them, or None."""
         waiting = self.ring.waiting()
         self._actor = int(waiting.argmax())
-        if not waiting[self._actor] or self._is_old(self._actor):  # arrived since `fill`; the next `fill` drops it
-            return None
-        return self.ring.apply(self._actor)
+        is_usable = waiting[self._actor] and not self._is_old(self._actor)  # old: arrived since `fill`, which drops it
+        return self.ring.apply(self._actor) if is_usable else None
 
     def entered(self) -> Entered:
         """Return the steps applied since the last call, at first including unreported steps of a predecessor."""

@@ -54,8 +54,7 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
     if not _is_base64(plain.get("generator", "")):
         raise _wrong("generator")
     _check_traits(plain.get(KEY, {}))
-    own = {name: value for name, value in plain.items() if name not in OF_MAIN}
-    if len(json.dumps(own)) > MAX_BYTES:
+    if len(json.dumps({name: value for name, value in plain.items() if name not in OF_MAIN})) > MAX_BYTES:
         raise CheckpointError(f"state.json holds more than {MAX_BYTES} bytes of a learner's values")
 
 

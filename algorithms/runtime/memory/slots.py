@@ -73,8 +73,7 @@ class SharedArrays:
                     of_slot = tuple(d if isinstance(d, int) else sizes[d] for d in one.dims)
                     fields.append(Field(f"{name}.{key}", shape + of_slot, one.dtype))
             else:
-                numpy_type = spec.action.dtype if dtype == "action" else dtype
-                fields.append(Field(name, shape, np.dtype(numpy_type).name))
+                fields.append(Field(name, shape, np.dtype(spec.action.dtype if dtype == "action" else dtype).name))
         return fields
 
     @classmethod

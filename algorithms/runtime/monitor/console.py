@@ -103,8 +103,7 @@ class LivePanel:
             except Exception as error:  # no picture is worth a run
                 self.close()
                 log.warning("the panel is turned off: %s: %s", type(error).__name__, error)
-            wait_seconds = 200 * (time.perf_counter() - began)
-            self._due = now + min(max(1.0, wait_seconds), 5.0)
+            self._due = now + min(max(1.0, 200 * (time.perf_counter() - began)), 5.0)
 
     def close(self) -> None:
         """Leave the last frame on the terminal."""
@@ -159,9 +158,7 @@ def obstacle(stream: TextIO, environment: Mapping[str, str]) -> str | None:
         return f"TERM={environment.get('TERM', '')} is a terminal without a cursor to move"
     if "utf" not in (stream.encoding or "").lower():
         return f"the terminal's encoding is {stream.encoding}, not UTF-8"
-    if find_spec("rich") is None:
-        return "rich is not installed (pip install rich)"
-    return None
+    return "rich is not installed (pip install rich)" if find_spec("rich") is None else None
 
 
 def wants_colour(environment: Mapping[str, str]) -> bool:

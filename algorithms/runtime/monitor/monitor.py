@@ -327,8 +327,7 @@ class Monitor:
         sums: dict[str, int] = {"restarts": self.restarts, "actors_replaced": self.replaced}
         learners = ((name, value) for p in self.policies for name, value in p.totals.items())
         actors = ((f"actors_{name}", value) for totals in self.workers.values() for name, value in totals.items())
-        output = ((f"output_{name}", value) for name, value in self.output.items())
-        for name, value in (*learners, *actors, *output):
+        for name, value in (*learners, *actors, *((f"output_{name}", value) for name, value in self.output.items())):
             sums[name] = sums.get(name, 0) + value
         return sums
 

@@ -380,9 +380,8 @@ def _figure(value: float | None) -> str:
     """Write a return, with two decimals if small, and shorter than a label."""
     if value is None:
         return "-"
-    if abs(value) < 1000:
-        return f"{value:.2f}"
-    return f"{value:,.0f}" if abs(value) < 99_999_999.5 else f"{value:.3g}"
+    form = ".2f" if abs(value) < 1000 else ",.0f" if abs(value) < 99_999_999.5 else ".3g"
+    return f"{value:{form}}"
 
 
 def _percent(share: float) -> str:

@@ -52,11 +52,10 @@ def trackio_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object
 def mlflow_settings(flags: Mapping[str, Any], begun: float) -> dict[str, object]:
     """Return the settings of `tracker_process.MlflowClient`."""
     tags = {"appo.id": run_id(flags, begun), "appo.group": _group(flags) or "", "appo.job": flags["wandb_job_type"]}
-    words = {f"appo.tag.{number}": tag for number, tag in enumerate(flags["wandb_tags"])}
     return {
         "experiment": flags["wandb_project"],
         "run_name": flags["experiment"],
-        "tags": {**tags, **words},
+        "tags": tags | {f"appo.tag.{number}": tag for number, tag in enumerate(flags["wandb_tags"])},
         "config": _shared(flags),
     }
 

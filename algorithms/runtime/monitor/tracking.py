@@ -88,8 +88,7 @@ class Tracker:
 
     def add(self, policy: int, record: Mapping[str, float]) -> None:
         """Send a record of metrics.jsonl without blocking."""
-        finite = {name: float(value) for name, value in record.items() if math.isfinite(value)}
-        self._send({**finite, "policy": policy})
+        self._send({name: float(x) for name, x in record.items() if math.isfinite(x)} | {"policy": policy})
 
     def end(self) -> None:
         """Close the pipe: the process sends the remaining records and ends."""
@@ -133,8 +132,7 @@ class Tracker:
         """Return the failure that the process logged, without numbers that differ between starts."""
         lines: list[str] = []
         with contextlib.suppress(OSError), open_own(self.log_path) as file:  # the folder of the run may be gone
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_begins, end - FAULT_BYTES))
+            file.seek(max(self._log_begins, file.seek(0, os.SEEK_END) - FAULT_BYTES))
             lines = file.read(FAULT_BYTES).decode(errors="replace").splitlines()
         faults = [line.removeprefix(FAULT) for line in lines if line.startswith(FAULT)]
         return re.sub(r"\d{4,}|0x[0-9a-f]+", "...", faults[-1]) if faults else ""

@@ -56,17 +56,16 @@ class Upkeep:
                     if entry.stat(follow_symlinks=False).st_size > FULL * self.max_log_bytes:
                         too_long.append(entry.name)
         for name in too_long:
-            path, shortened = self.folder.logs / name, False
+            path = self.folder.logs / name
             with contextlib.suppress(OSError):  # removed meanwhile, or not a log of the run
-                shortened = shorten(path, self.max_log_bytes)
-            if shortened and not self._is_said:
-                self._is_said = True
-                log.warning(
-                    "%s grows beyond %d MiB, as much is printed there: of this and other logs the beginning and the"
-                    " newest lines are kept (--max_log_mb)",
-                    path,
-                    self.max_log_bytes >> 20,
-                )
+                if shorten(path, self.max_log_bytes) and not self._is_said:
+                    self._is_said = True
+                    log.warning(
+                        "%s grows beyond %d MiB, as much is printed there: of this and other logs the beginning and the"
+                        " newest lines are kept (--max_log_mb)",
+                        path,
+                        self.max_log_bytes >> 20,
+                    )
 
     def _work(self) -> None:
         is_over = False
@@ -145,8 +144,6 @@ class Belongings:
                 mark = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if found.st_size > KEPT_BYTES:
                     self._kept.pop(path, None)
-                    continue
-                if self._kept.get(path, ((), b""))[0] == mark:
-                    continue
-                with open_own(path) as file:
-                    self._kept[path] = mark, file.read(KEPT_BYTES)
+                elif self._kept.get(path, ((), b""))[0] != mark:
+                    with open_own(path) as file:
+                        self._kept[path] = mark, file.read(KEPT_BYTES)

@@ -97,21 +97,18 @@ class Strays:
         roots |= {leader: leader for leader in self.leaders}
         below: dict[int, int] = {}
         for root, leader in roots.items():
-            self._descend(children, root, leader, below)
+            waiting = [root]
+            while waiting:
+                for child in children.get(waiting.pop(), ()):
+                    if child.pid not in below and child.pid not in self.leaders and child.pid != os.getpid():
+                        below[child.pid] = leader
+                        waiting.append(child.pid)
         below |= dict.fromkeys(roots.keys() - self.leaders - self._known.keys() - set(self._roots), 0)
         for pid, leader in below.items():
             # multiprocessing's resource tracker ends by itself after cleaning up.
             if table[pid].group not in self.leaders and b"resource_tracker" not in _read(pid, "cmdline"):
                 self._known.setdefault(pid, (table[pid].started, leader))
         return {*below, *self._known, *(one.pid for one in table.values() if one.group in self.leaders)}
-
-    def _descend(self, children: dict[int, list[Process]], root: int, leader: int, below: dict[int, int]) -> None:
-        waiting = [root]
-        while waiting:
-            for child in children.get(waiting.pop(), ()):
-                if child.pid not in below and child.pid not in self.leaders and child.pid != os.getpid():
-                    below[child.pid] = leader
-                    waiting.append(child.pid)
 
     def _orphans(self, table: dict[int, Process], children: dict[int, list[Process]]) -> Iterator[int]:
         """Yield children of the fork server in a foreign session: orphans of actors."""
@@ -225,5 +222,5 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 def mapped_by(pid: int) -> set[str]:
     """Return the names in /dev/shm that a process has mapped."""
     lines = _read(pid, "maps").decode(errors="replace").splitlines()
-    paths = (line[line.index(SHARED_MEMORY) :] for line in lines if SHARED_MEMORY in line and "(deleted)" not in line)
-    return {path.removeprefix(SHARED_MEMORY) for path in paths}
+    named = (line for line in lines if "(deleted)" not in line)
+    return {name for _, found, name in (line.partition(SHARED_MEMORY) for line in named) if found}

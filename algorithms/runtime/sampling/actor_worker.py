@@ -108,8 +108,7 @@ class ActorWorker:
 
     def _note(self, message: ActionsReady) -> None:
         group = self.groups[message.group]
-        current = (group.slot, group.step, group.plan.generation)
-        if current == message[2:] and message.policy in group.waiting:
+        if (group.slot, group.step, group.plan.generation) == message[2:] and message.policy in group.waiting:
             group.waiting.remove(message.policy)
             if not group.waiting:
                 self.ready.append(group)

@@ -44,9 +44,8 @@ class LeakWatch:
         if self._leaks(grown, now):
             return f"its memory has grown by {grown // MIB} MiB ({self.flag})"
         open_files, limit = limits.num_open(), limits.limit()
-        if limit is not None and 2 * open_files > limit:
-            return f"it has {open_files} open files of {limit}"
-        return None
+        too_many = limit is not None and 2 * open_files > limit
+        return f"it has {open_files} open files of {limit}" if too_many else None
 
     def _leaks(self, grown: int, now: float) -> bool:
         """Return whether the process has grown too much and continues to grow."""

@@ -218,9 +218,8 @@ class PolicyWorker:
         if self.plan.num_policies == 1:
             return Rows((slots, steps), groups, (len(requests), self.num_rows))
         request, row = np.nonzero(self.trajectories.policy_id[slots, steps] == self.address.index)
-        if not len(row):
-            return None
-        return Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
+        rows = Rows((slots[request], steps[request], row), (groups[request], row), (len(row),))
+        return rows if len(row) else None
 
     def _snapshot_states(self, requests: list[ActionRequest]) -> None:
         """Record the recurrent state before every BPTT segment; copies have arrived when the replies are sent."""

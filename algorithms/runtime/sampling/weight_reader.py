@@ -2,8 +2,6 @@
 
 import logging
 
-import numpy as np
-
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.runtime.memory.weights import WeightRing, checksum
 from appo.utils.errors import ResourceError
@@ -68,5 +66,4 @@ class WeightReader:
         return self.version
 
     def _checksum_loaded(self) -> int:
-        read_back: np.ndarray[tuple[int], np.dtype[np.float32]] = self.flat.flat.cpu().numpy()
-        return checksum(read_back)
+        return checksum(self.flat.flat.cpu().numpy())

@@ -84,7 +84,7 @@ def test_observations_come_back_as_they_were(noisy: float, num_bytes: int) -> No
         obs = game.column(tuple(np.flatnonzero(random.random(ROLLOUT + 1) < 0.2).tolist()))
         stored = ring.plan(obs)
         packed = ring.pack(obs, stored)
-        while kept and (len(kept) == COLUMNS or not ring.has_room(int(ring.frames_of(kept[0][0])[0]), end, packed)):
+        while kept and (len(kept) == COLUMNS or not store.has_room(int(ring.frames_of(kept[0][0])[0]), end, packed)):
             kept.popleft()
         ring.write(number % COLUMNS, end, stored, packed)
         end += len(packed)

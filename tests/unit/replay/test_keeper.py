@@ -14,7 +14,7 @@ import pytest
 
 from appo.algorithms.apex.algorithm import APEX, REPLAY
 from appo.algorithms.apex.config import ApexConfig
-from appo.algorithms.replay.keeper import HEADER_BYTES, ReplayFile, ReplayKeeper
+from appo.algorithms.replay.keeper import HEADER_BYTES, NOT_WRITTEN, REST, ReplayFile, ReplayKeeper
 from appo.algorithms.replay.storage import ReplayStorage
 from appo.algorithms.runtime.messages import Begin, Stop, WorkerReport
 from appo.algorithms.runtime.topology import Topology
@@ -57,11 +57,6 @@ def digest(storage: ReplayStorage) -> str:
     return whole.hexdigest()
 
 
-def unchecked(file: ReplayFile) -> bytes:
-    """The file as it was written before there were checksums."""
-    return file._unchecked.ljust(HEADER_BYTES, b"\0") + file.path.read_bytes()[HEADER_BYTES : file._place["check"]]
-
-
 def later(replay: Replay) -> Replay:
     """The replay of a later start: its memory is new."""
     return replay_of(replay.world.spec, path=replay.path, replay_ratio=0.0, sequences=replay.plan.sequences)
@@ -97,7 +92,7 @@ def test_a_later_start_owes_uses_of_what_enters_in_it(tmp_path: Path) -> None:
     again = replay_of(path=path)
     assert again.source.pace.used == 0
     assert again.source.entered().samples == 0
-    assert not again.source.is_ready
+    assert not again.source.part.owes
     again.hand_over(0, ends=0.0)
     again.fill()
     batches = 0
@@ -311,44 +306,19 @@ def test_a_flipped_bit_anywhere_in_what_was_saved_is_found(
             (tmp_path / "file.old-1").unlink()
 
 
-@pytest.mark.parametrize("is_successor", [False, True])
-@pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
-def test_a_file_of_before_there_were_checksums_is_loaded_and_gets_them(
-    tmp_path: Path, spec: EnvSpec, sequences: bool, is_successor: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    replay = filled(spec, path := tmp_path / "file", 3, sequences=sequences)
-    file_of(replay).save()
-    path.write_bytes(unchecked(file_of(replay)))
-    again = later(replay)
-    assert digest(again.source.storage) == digest(replay.source.storage)
-    file = ReplayFile(path, again.source.storage) if is_successor else file_of(again)
-    insert(again, 1)
-    file.save()
-    assert digest(later(again).source.storage) == digest(again.source.storage)
-    assert not caplog.records
-    damaged = bytearray(path.read_bytes())
-    damaged[file._place["reward"]] ^= 1  # of a trajectory that was there before
-    path.write_bytes(damaged)
-    assert later(again).source.storage.size == 0
-    assert "it is damaged: trajectory 1 is not as it was written" in caplog.text
-
-
-@pytest.mark.parametrize("has_checks", [False, True])
 @pytest.mark.parametrize(
     ("name", "value"), [("reward", np.nan), ("reward", -np.inf), ("obs.obs", np.nan), ("obs.obs", np.inf)]
 )
 def test_numbers_that_are_none_are_found_by_their_name(
-    tmp_path: Path, name: str, value: float, has_checks: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in a file without checksums, and where they are right as memory was wrong."""
+    """Where checksums are right, as memory was wrong."""
     spec = replace(SPEC, observations={**SPEC.observations, "obs": ObservationSpec((2,), "float32")})
-    replay = filled(spec, path := tmp_path / "file", 3)
+    replay = filled(spec, tmp_path / "file", 3)
     valid = replay.source.storage.arrays["valid"]
     column, step = np.argwhere(valid)[len(np.argwhere(valid)) // 2]
     file_of(replay)._arrays[name][column, step] = value
     file_of(replay).save()
-    if not has_checks:
-        path.write_bytes(unchecked(file_of(replay)))
     assert later(replay).source.storage.size == 0
     assert f"it is damaged: {name} of trajectory {column + 1} is no number" in caplog.text
 
@@ -384,7 +354,6 @@ def test_main_shows_that_a_replay_was_put_aside(tmp_path: Path) -> None:
         ("valid", (1, 2), 7, "a flag is neither true nor false"),
         ("action", (1, 2, 0), 4, "an action is no choice"),
         ("action", (1, 2, 1), -1, "an action is no choice"),
-        ("reward", (1, 2), float("nan"), "reward of trajectory 2 is no number"),
         ("obs.obs.span", (1, 1), 1 << 60, "frames cannot lie where it says"),
         ("obs.obs.span", (0, 0), -(1 << 63), "frames cannot lie where it says"),
         ("obs.obs.span", (1, 0), 0, "frames cannot lie where it says"),
@@ -396,9 +365,9 @@ def test_a_file_that_would_have_something_read_beside_an_array_is_refused_in_one
 ) -> None:
     replay = filled(STACKS, path := tmp_path / "file", 3)
     file_of(replay).save()
-    path.write_bytes(unchecked(file_of(replay)))  # checksums would find it before
     array = file_of(replay)._arrays[name]
     file = np.memmap(path, np.uint8, "r+")
+    file[REST : REST + len(NOT_WRITTEN)] = np.frombuffer(NOT_WRITTEN, np.uint8)  # a checksum would find it before
     place = file_of(replay)._place[name]
     there = file[place : place + array.nbytes].view(np.uint8 if array.dtype == bool else array.dtype)
     there.reshape(array.shape)[index] = value

@@ -219,7 +219,7 @@ def test_an_insertion_that_was_cut_off_is_as_if_it_had_not_been_begun(
 
     monkeypatch.setattr("appo.algorithms.replay.storage.barrier", dying(lambda: None))
     monkeypatch.setattr(storage.tree, "set", dying(storage.tree.set))
-    monkeypatch.setattr(storage, "_reserve", dying(storage._reserve))
+    monkeypatch.setattr(storage, "reserve_columns", dying(storage.reserve_columns))
     for ring in storage.rings.values():
         monkeypatch.setattr(ring, "write", dying(ring.write))
     try:

@@ -15,7 +15,7 @@ from appo.utils import failpoints, metrics
 from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
 from appo.utils.tensorboard.summaries import DIFFERS
 from appo.utils.tensorboard.writer import EventWriter
-from appo.utils.windows import RateMeter, RateWindow, RunningStatistic
+from appo.utils.windows import RateMeter, RunningStatistic
 from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -354,19 +354,19 @@ print(SummaryWriter.__name__)
 
 
 def test_a_rate_needs_two_times_and_forgets_what_is_older_than_its_window():
-    window = RateWindow(10.0)
-    assert math.isnan(window.rate())
+    window = RateMeter((10.0,))
+    assert math.isnan(window.rates()[10.0])
     window.add(100.0, 0)
-    assert math.isnan(window.rate())
+    assert math.isnan(window.rates()[10.0])
     window.add(100.0, 50)
-    assert math.isnan(window.rate())
+    assert math.isnan(window.rates()[10.0])
     window.add(105.0, 500)
-    assert window.rate() == 100.0
+    assert window.rates()[10.0] == 100.0
     window.add(110.0, 500)
     window.add(115.0, 500)
-    assert window.rate() == 0.0
+    assert window.rates()[10.0] == 0.0
     window.add(117.0, 1700)  # from 105, the last point at or before 107, on
-    assert window.rate() == 100.0
+    assert window.rates()[10.0] == 100.0
 
 
 def test_three_windows_of_one_count():
@@ -380,11 +380,11 @@ def test_three_windows_of_one_count():
 
 
 def test_a_window_holds_only_its_points():
-    window = RateWindow(10.0)
+    window = RateMeter((10.0,))
     for point in range(10_000):
         window.add(point * 0.1, point)
-    assert len(window._points) <= 103
-    assert window.rate() == pytest.approx(10.0)
+    assert len(window._windows[10.0]) <= 103
+    assert window.rates()[10.0] == pytest.approx(10.0)
 
 
 def test_a_statistic_is_of_the_last_values_however_they_come():
