@@ -336,7 +336,7 @@ def check(config: Config) -> None:
     """Refuse flags that contradict each other (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     config.output.check()
-    _check_env(config.env)
+    _check_env(config.env, writes=bool(config.output.output))
     _check_sampling(config.sampling, config.device)
     waiting = config.sampling.num_minibatches_to_accumulate
     if config.algorithm.synchronous and waiting is not None and waiting > 0:
@@ -373,7 +373,9 @@ def check(config: Config) -> None:
         raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {words_of(max(rates))}")
 
 
-def _check_env(env: EnvConfig) -> None:
+def _check_env(env: EnvConfig, *, writes: bool) -> None:
+    if env.episodic_life and writes:
+        raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
     if env.soft_horizon and env.horizon is None:
         raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
     if env.action_distribution == "tanh_gaussian" and env.action_scaling == "off":

@@ -11,6 +11,7 @@ from appo.envs.spec import MASK_KEY, EnvSpec
 FEATURES = {
     "actors": "algorithms that play environments",
     "agents": "environments of several agents",
+    "alone": "environments of one agent",
     "central": "--inference=central",
     "critic": "networks with a critic",
     "images": "environments that show images",
@@ -33,6 +34,7 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
     features: dict[str, object] = {
         "actors": algorithm.needs_actors,
         "agents": spec.num_agents > 1,
+        "alone": spec.num_agents == 1,
         "central": placement == "central",
         "critic": algorithm.values == "critic",
         "images": bool(encoders - {MLP}),
