@@ -6,7 +6,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from appo.algorithms.cli import COMMANDS
-from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
+from appo.algorithms.run.algorithms import ALGORITHMS, BEST, DEFAULT, distinct, find_algorithm, flag_table
+from appo.algorithms.runtime.config import SAMPLE_EFFICIENT
 from appo.algorithms.runtime.roles import OF_RUNTIME
 from appo.envs.make import FAMILIES
 from appo.utils.command_line import words_of
@@ -180,10 +181,26 @@ def _families() -> str:
     return _rows(("family", "ids", "treatment"), rows)
 
 
-def _with_generated(path: Path, generated: str) -> str:
-    """Return a page written by hand with a new generated part."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.partition(END)[2]}"
+def _presets() -> str:
+    """Table of the sample-efficient presets."""
+    tables = {algo: find_algorithm(algo).sample_efficient for algo in ALGORITHMS}
+    steps = {name: preset["train_for_env_steps"] for table in tables.values() for name, preset in table.items()}
+    rows: list[tuple[str, ...]] = []
+    for name in sorted(distinct(steps)):
+        found = {algo: table[name] for algo, table in tables.items() if name in table}
+        best = BEST[SAMPLE_EFFICIENT].get(name)
+        # Arguments that change observations make another environment of the published one.
+        other = ", without contact forces" if "cfrc" in str(found) else ""
+        measured = f"{best.algo}: {best.mean:,g}" if best else ""
+        rows.append((f"`{name}`{other}", f"{steps[name]:,}", ", ".join(found), measured))
+    return _rows(("environment", "env steps", "algorithms", "best measured"), rows)
+
+
+def _with_generated(path: Path, *generated: str) -> str:
+    """Return a page written by hand with new generated parts, in the order of the page."""
+    before, *parts = path.read_text(encoding="utf-8").split(BEGIN)
+    pairs = zip(generated, parts, strict=True)
+    return before + "".join(f"{BEGIN}\n\n{new}\n\n{END}{part.partition(END)[2]}" for new, part in pairs)
 
 
 def pages() -> dict[Path, str]:
@@ -194,7 +211,7 @@ def pages() -> dict[Path, str]:
         HERE / "flags.md": flags_page(),
         HERE / "metrics.md": metrics_page(),
         sample_factory: _with_generated(sample_factory, "\n\n".join(_synonyms("sample_factory"))),
-        environments: _with_generated(environments, _families()),
+        environments: _with_generated(environments, _families(), _presets()),
         **generated,
     }
 

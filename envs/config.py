@@ -58,6 +58,12 @@ class EnvConfig:
         "store an episode that terminates as one that is truncated: the value of its last observation is bootstrapped",
         needs="actors",
     )
+    episodic_life: bool = flag(
+        False,
+        "store a step that costs a life as the end of an episode, for learning alone: the game, its statistics and"
+        " evaluations go on; the infos of the env must hold lives, as those of Atari do",
+        needs="actors alone",
+    )
     observe_previous: str = flag(
         "none",
         "what of the last step is observed too, as further numbers of a vector or as previous_step beside all else,"

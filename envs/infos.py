@@ -15,6 +15,7 @@ from appo.utils.errors import NotFinite, SpaceMismatch
 
 log = logging.getLogger(__name__)
 FRAMES_KEY, STATS_KEY = "num_frames", "episode_extra_stats"
+LIVES_KEY = "lives"
 ACTIVE_KEY = "is_active"
 """The key of an agent's info that is false while the agent takes no part."""
 
@@ -151,6 +152,16 @@ class InfoReader:
                 raise SpaceMismatch(f"{self.name}: info keys {both} mean the same and differ: leave one of them out")
             reported[OBJECTIVE_KEY] = other if own is None else own
         return EpisodeStats(row, reported) if reported else None
+
+    def write_lives(self, info: Mapping[str, Any], out: Array, rows: Any = True) -> None:
+        """Write the lives of an info, or of the infos of a vector, into `out`, where `rows` are set.
+
+        Raises:
+            SpaceMismatch: the info holds no lives.
+        """
+        if LIVES_KEY not in info:
+            raise SpaceMismatch(f"{self.name}: --episodic_life needs {LIVES_KEY} in the info of every step")
+        np.copyto(out, info[LIVES_KEY], casting="unsafe", where=rows & np.asarray(info.get(f"_{LIVES_KEY}", True)))
 
     def refuse_masks(self, info: Mapping[str, Any]) -> None:
         """Refuse a mask that was not announced: memory and networks have no place for the mask.

@@ -82,6 +82,12 @@ def find_name(env_id: str) -> str | None:
     return next((key for key, preset in presets if re.match(preset.ids, env) or re.match(preset.ids, env_id)), None)
 
 
+def public_name(env_id: str) -> str:
+    """Return the name of an environment without module and version; a game of Atari has the prefix `ALE/`."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", unnumbered(env_id).rpartition(":")[2])
+    return f"ALE/{name}" if find_name(env_id) == "atari" and "/" not in name else name
+
+
 def env_preset(name: str, device: str) -> Preset:
     """Return flag -> value of the environment and the network.
 

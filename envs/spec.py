@@ -175,6 +175,7 @@ class StepRow:
         has_final: [R] bool, SAME_STEP only (else None): set for rows truncated now, cleared for all others.
         logical_end: [R] bool, `--soft_horizon` only (else None): the episode ends in the statistics and goes on; the
             group sets the flag, not the environment.
+        lives: [R] int32, `--episodic_life` only (else None): lives after step t, as infos report them.
     """
 
     obs: dict[str, Array]
@@ -186,6 +187,7 @@ class StepRow:
     final_obs: dict[str, Array] = field(default_factory=dict)
     has_final: BoolArray | None = None
     logical_end: BoolArray | None = None
+    lives: IntArray | None = None
 
 
 class GroupEnv(Protocol):

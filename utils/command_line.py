@@ -68,7 +68,7 @@ def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[s
         if not named:
             raise UsageError(f"unexpected word {shown(strangers[0])}: flags are given as --name=value")
         known = ["help", "version"] + [name for flag in flags.values() for name in (flag.name, *flag.aliases)]
-        known += [negation(name) for name, flag in flags.items() if flag.kind == "bool"]
+        known += [name for flag in flags.values() for name in flag.negations]
         raise UnknownFlag(named[0].partition("=")[0], known)
     given: dict[str, object] = {}
     for name, words in vars(spoken).items():
@@ -83,6 +83,23 @@ def underscored(argv: Sequence[str]) -> list[str]:
     """Return the words with underscores for dashes inside names of flags: `--learning-rate` is valid too."""
     split = (word.partition("=") if word.startswith("--") else ("", word, "") for word in argv)
     return [re.sub(r"(?<=\w)-", "_", name) + equals + value for name, equals, value in split]
+
+
+def word_of(argv: Sequence[str], name: str) -> str:
+    """Return the value of a flag on a command line that may contain other errors."""
+    flag, found = f"--{name}", ""
+    argv = underscored(argv)
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        if word == flag:
+            found = following
+        elif word.startswith(f"{flag}="):
+            found = word.removeprefix(f"{flag}=")
+    return found
+
+
+def negates(argv: Sequence[str], flag: Flag) -> bool:
+    """Return whether a command line, which may contain errors, switches a flag off by name."""
+    return any(word.removeprefix("--") in flag.negations for word in underscored(argv))
 
 
 def leading_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -171,11 +188,6 @@ def flush_or_drop() -> None:
             os.dup2(devnull, sys.stdout.fileno())
 
 
-def negation(name: str) -> str:
-    """Return the name that switches a boolean flag off."""
-    return name.removeprefix("no_") if name.startswith("no_") else f"no_{name}"
-
-
 def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser:
     parser = _Parser(
         usage=usage or None,
@@ -235,14 +247,19 @@ def _entries(mapping: Mapping[str, object]) -> list[str]:
 
 
 def _normalized(argv: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
-    """Turn `--no_x` into `--x=False`, and `--x -1e-3` into `--x=-1e-3`: argparse would read the number as a flag."""
-    off = {f"--{negation(name)}": name for name, flag in flags.items() if flag.kind == "bool"}
+    """Turn `--no_x` into `--x=False`, and `--x -1e-3` into `--x=-1e-3`: argparse would read the number as a flag.
+
+    `--no_x` of a flag of choices becomes the choice `Flag.negated`, and `--no_x=False` the default.
+    """
+    off = {f"--{name}": flag for flag in flags.values() for name in flag.negations}
     words: list[str] = []
     for word in argv:
         option, equals, value = word.partition("=")
         if option in off:
             try:
-                words.append(f"--{off[option]}={not parse_bool(value if equals else 'True')}")
+                flag, is_off = off[option], parse_bool(value if equals else "True")
+                chosen = (flag.negated if is_off else flag.default) if flag.negated else not is_off
+                words.append(f"--{flag.name}={chosen}")
             except ValueError:
                 raise UsageError(f"{option} must be True or False, got {shown(value)}") from None
         elif re.match(r"-\.?\d", word) and words and words[-1].startswith("--") and "=" not in words[-1]:

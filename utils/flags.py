@@ -40,6 +40,7 @@ class Flag:
         fixed_on_resume: a resumed run cannot change the value.
         aliases: other names.
         alone: meaning of the name without a value; None: a value is required.
+        negated: choice that `--no_NAME`, with the name or an alias, selects; empty: only booleans have a negation.
         harmless: no value can run, read, write or send anything; None: true for numbers and choices, false for texts.
         before: value in runs saved before the flag existed; None: the default.
         elements: words that a list may contain, for messages.
@@ -60,6 +61,7 @@ class Flag:
     fixed_on_resume: bool = False
     aliases: tuple[str, ...] = ()
     alone: str | None = None
+    negated: str = ""
     harmless: bool | None = None
     before: object = None
     elements: str = ""
@@ -72,6 +74,12 @@ class Flag:
         nor empty, `name=pattern` for the text of a value, or `name>number`. An alternative without a value holds.
         """
         return next((part for part in self.needs.split() if not any(_holds(a, values) for a in part.split("|"))), None)
+
+    @property
+    def negations(self) -> tuple[str, ...]:
+        """Return the names that switch the flag off."""
+        names = (self.name,) if self.kind == "bool" else (self.name, *self.aliases) if self.negated else ()
+        return tuple(name.removeprefix("no_") if name.startswith("no_") else f"no_{name}" for name in names)
 
     @property
     def reaches_out(self) -> bool:
@@ -94,6 +102,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
     alone: str | None = None,
+    negated: str = "",
     harmless: bool | None = None,
     before: T | None = None,
     elements: str = "",

@@ -32,6 +32,7 @@ class APPO(ActorCriticAlgorithm):
 
     name: ClassVar[str] = "APPO"
     flags: ClassVar[type[APPOConfig]] = APPOConfig
+    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
 

@@ -1,6 +1,7 @@
 """Presets of APPO by the names of `envs.presets`; given flags replace a preset's values."""
 
-from appo.envs.family import Preset
+from appo.algorithms.parts import recipes
+from appo.envs.family import SHARED_LEARNING, Preset
 from appo.envs.presets import MUJOCO_NAMES
 
 CLASSIC_CONTROL: Preset = {
@@ -61,6 +62,68 @@ PRESETS: dict[str, Preset] = {
     **dict.fromkeys(MUJOCO_NAMES, MUJOCO),
 }
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
+
+# Not measured yet. Batches consist of whole trajectories, so trajectories are shorter than in the sources of the
+# recipes, environments more numerous and small batches larger; an iteration has about as many steps. Actors wait while
+# the learner trains: many passes over fresh steps pay where steps are counted, not seconds.
+SYNCHRONOUS: Preset = {"num_minibatches_to_accumulate": 0, "with_vtrace": False}
+SMALL_BATCHES: Preset = {
+    **SYNCHRONOUS, **recipes.SEPARATE, "ppo_clip_ratio": 0.2, "max_grad_norm": 0.5, "learning_rate": 3e-4,
+    "exploration_loss_coeff": 0.0,
+}  # fmt: skip
+
+
+def _iteration(rollout: int, batch_size: int, batches: int, recipe: Preset) -> Preset:
+    """Return a recipe with small batches, and with the sizes of an iteration."""
+    sizes = {"rollout": rollout, "batch_size": batch_size, "num_batches_per_iteration": batches}
+    return {**SMALL_BATCHES, **sizes, **recipe}
+
+
+TIANSHOU = _iteration(64, 128, 16, recipes.TIANSHOU)
+# 64 environments and batches half as large as in rl_games. Between bounds, a rate adapted after every epoch suits small
+# batches. The factor 0.1 on rewards has no effect where the critic predicts normalized returns.
+RL_GAMES: Preset = {
+    **SYNCHRONOUS, "encoder_mlp_layers": (256, 128, 64), "nonlinearity": "elu",
+    "rollout": 64, "batch_size": 1024, "num_batches_per_iteration": 4, "ppo_epochs": 5,
+    "learning_rate": 5e-4, "lr_schedule": "kl_adaptive_epoch", "lr_adaptive_min": 1e-5, "lr_adaptive_max": 1e-3,
+    "ppo_clip_ratio": 0.2, "value_loss_coeff": 2.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,
+}  # fmt: skip
+LARGE: Preset = RL_GAMES | {"encoder_mlp_layers": (512, 256, 128), "value_loss_coeff": 4.0}
+# Batches, passes and rate of the zoo, with the large network on every device.
+ATARI: Preset = {
+    **recipes.AS_PUBLISHED_ATARI, "encoder_subtype": "convnet_atari", "hidden_size": 512,
+    "rollout": 64, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4,
+    "learning_rate": 2.5e-4, "lr_schedule": "linear", "adam_eps": 1e-5, "max_grad_norm": 0.5,
+    "exploration_loss_coeff": 0.01,
+}  # fmt: skip
+VIZDOOM: Preset = {
+    **SHARED_LEARNING, "rollout": 32, "batch_size": 256, "num_batches_per_iteration": 4, "ppo_epochs": 4,
+    "learning_rate": 5e-4, "lr_schedule": "linear",
+}  # fmt: skip
+EXPLORING: Preset = {"ppo_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.9, "exploration_loss_coeff": 0.00429}
+
+SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
+    {
+        "CartPole": _iteration(32, 256, 1, recipes.CARTPOLE),
+        "Acrobot": _iteration(32, 64, 64, recipes.ACROBOT),
+        "MountainCarContinuous": _iteration(32, 64, 16, EXPLORING),
+        "Pendulum": _iteration(32, 64, 64, recipes.PENDULUM),
+        **dict.fromkeys(("LunarLander", "LunarLanderContinuous"), _iteration(128, 256, 64, recipes.LUNAR_LANDER)),
+        "BipedalWalker": _iteration(128, 256, 64, recipes.BIPEDAL_WALKER),
+        "HalfCheetah": _iteration(32, 64, 8, recipes.HALF_CHEETAH),
+        **dict.fromkeys(("Hopper", "Walker2d"), RL_GAMES),
+        "Ant": RL_GAMES | recipes.WITHOUT_CONTACT_FORCES,
+        "Humanoid": LARGE,
+        "Swimmer": _iteration(128, 256, 16, recipes.SWIMMER),
+        "Reacher": TIANSHOU | {"gamma": 0.9},
+        **dict.fromkeys(("InvertedDoublePendulum", "InvertedPendulum"), TIANSHOU),
+        **dict.fromkeys(recipes.MINIGRID_STEPS, _iteration(32, 64, 16, recipes.MINIGRID)),
+        **{game: ATARI | {"vtrace_lambda": mixing} for game, mixing in recipes.LAMBDA_OF_GAMES.items()},
+        "VizdoomDefendCenter": VIZDOOM,
+        "dm_control/*": RL_GAMES | {"value_loss_coeff": 4.0},
+    }
+)
+"""Presets for `--preset=sample_efficient`, by patterns of names of environments."""
 
 BATCH_SIZE = 256
 # Defaults of an environment without a preset whose observations contain no image.

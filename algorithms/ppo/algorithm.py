@@ -27,6 +27,7 @@ class PPO(ActorCriticAlgorithm):
 
     name: ClassVar[str] = "PPO"
     flags: ClassVar[type[PPOConfig]] = PPOConfig
+    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = {**METRICS, **STREAMING_METRICS}
     panel: ClassVar[Mapping[str, str]] = PANEL
     synchronous: ClassVar[bool] = True

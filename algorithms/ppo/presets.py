@@ -4,10 +4,10 @@ The values come from Raffin's tuned agents (rl-baselines3-zoo, hyperparams/ppo.y
 times `n_steps` is batch_size times num_batches_per_iteration. Flags that the zoo leaves out keep their defaults.
 """
 
+from appo.algorithms.parts import recipes
+from appo.algorithms.parts.recipes import SEPARATE
 from appo.envs.family import Preset
 
-SEPARATE: Preset = {"actor_critic_share_weights": False}
-"""Actor and critic share no layers, as in the zoo's MlpPolicy."""
 NORMALIZED: Preset = {"normalize_input": True, "normalize_returns": True}
 AS_IT_IS: Preset = {"normalize_input": False, "normalize_returns": False}
 
@@ -17,14 +17,8 @@ CARTPOLE: Preset = {
     "rollout": 32,
     "batch_size": 256,  # 8 environments
     "num_batches_per_iteration": 1,
-    "ppo_epochs": 20,
-    "gamma": 0.98,
-    "gae_lambda": 0.8,
-    "learning_rate": 1e-3,
-    "lr_schedule": "linear",
-    "ppo_clip_ratio": 0.2,
+    **recipes.CARTPOLE,
     "ppo_clip_schedule": "linear",
-    "exploration_loss_coeff": 0.0,
     "train_for_env_steps": 100_000,  # where rate and clip reach 0
 }
 ACROBOT: Preset = {
@@ -33,10 +27,7 @@ ACROBOT: Preset = {
     "rollout": 256,
     "batch_size": 64,
     "num_batches_per_iteration": 64,  # 16 environments
-    "ppo_epochs": 4,
-    "gamma": 0.99,
-    "gae_lambda": 0.94,
-    "exploration_loss_coeff": 0.0,
+    **recipes.ACROBOT,
 }
 LUNAR_LANDER: Preset = {
     **SEPARATE,
@@ -44,28 +35,17 @@ LUNAR_LANDER: Preset = {
     "rollout": 1024,
     "batch_size": 64,
     "num_batches_per_iteration": 256,  # 16 environments
-    "ppo_epochs": 4,
-    "gamma": 0.999,
-    "gae_lambda": 0.98,
-    "exploration_loss_coeff": 0.01,
+    **recipes.LUNAR_LANDER,
 }
 HALF_CHEETAH: Preset = {
     **SEPARATE,
     **NORMALIZED,
-    "encoder_mlp_layers": (256, 256),
-    "nonlinearity": "relu",
-    "initial_stddev": 0.1353,  # exp(-2)
     "rollout": 512,
     "batch_size": 64,
-    "num_batches_per_iteration": 8,  # 1 environment
-    "ppo_epochs": 20,
-    "gamma": 0.98,
-    "gae_lambda": 0.92,
-    "learning_rate": 2.0633e-5,
-    "ppo_clip_ratio": 0.1,
-    "exploration_loss_coeff": 0.000401762,
-    "value_loss_coeff": 0.58096,
-    "max_grad_norm": 0.8,
+    "num_batches_per_iteration": 8,
+    "num_workers": 1,
+    "num_envs_per_worker": 1,  # a further one would fill trajectories for the iteration after the next
+    **recipes.HALF_CHEETAH,
 }
 ATARI: Preset = {
     "rollout": 128,
@@ -90,6 +70,45 @@ PRESETS: dict[str, Preset] = {
     "atari": ATARI,
 }
 """Name of a preset -> flags of learning. Other known environments use the defaults of the flags."""
+
+
+def _iteration(envs: int, rollout: int, batch_size: int) -> Preset:
+    """Return the sizes of an iteration of so many trajectories."""
+    return {"rollout": rollout, "batch_size": batch_size, "num_batches_per_iteration": envs * rollout // batch_size}
+
+
+TIANSHOU: Preset = {
+    **SEPARATE,
+    **NORMALIZED,
+    **_iteration(8, 256, 64),
+    **recipes.TIANSHOU,
+    "recompute_advantages": True,
+    "normalize_advantages": "off",
+}
+MINIGRID: Preset = {**SEPARATE, **NORMALIZED, **_iteration(8, 128, 64), **recipes.MINIGRID}
+# A reward that is normalized solves MountainCar, where a reward ends the episode.
+MOUNTAIN_CAR: Preset = {**SEPARATE, **NORMALIZED, **_iteration(16, 16, 64), "ppo_epochs": 4, "gae_lambda": 0.98}
+
+SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
+    {
+        **{name: preset for name, preset in PRESETS.items() if name != "atari"},
+        "MountainCar": MOUNTAIN_CAR,
+        "Pendulum": {**SEPARATE, **AS_IT_IS, **_iteration(4, 1024, 64), **recipes.PENDULUM},
+        "BipedalWalker": {**SEPARATE, **NORMALIZED, **_iteration(32, 2048, 64), **recipes.BIPEDAL_WALKER},
+        **dict.fromkeys(("Hopper", "Humanoid", "InvertedDoublePendulum", "InvertedPendulum", "Walker2d"), TIANSHOU),
+        "Ant": TIANSHOU | recipes.WITHOUT_CONTACT_FORCES,
+        "Reacher": TIANSHOU | {"gamma": 0.9},
+        "Swimmer": {**SEPARATE, **NORMALIZED, **_iteration(4, 1024, 256), **recipes.SWIMMER},
+        **dict.fromkeys(recipes.MINIGRID_STEPS, MINIGRID),
+        **{
+            game: ATARI | recipes.AS_PUBLISHED_ATARI | {"gae_lambda": mixing}
+            for game, mixing in recipes.LAMBDA_OF_GAMES.items()
+        },
+        "dm_control/*": {**SEPARATE, **NORMALIZED, **_iteration(1, 2048, 64), "lr_schedule": "linear"},  # CleanRL's
+    }
+)
+"""Presets for `--preset=sample_efficient`. docs/ppo.md has returns of CartPole, Acrobot, LunarLander and HalfCheetah;
+the others have not been measured."""
 
 IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
 """The values of `ATARI` that need no budget, for unknown environments with images; numbers use the defaults."""

@@ -1,17 +1,19 @@
 """Algorithms by the value of `--algo`, with the flags and presets of a run that trains with an algorithm."""
 
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from appo.algorithms.datasets.config import RunOutputConfig
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.population.config import PopulationConfig
 from appo.algorithms.runtime.algorithm import Algorithm
-from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from appo.algorithms.runtime.config import NO_PRESET, SAMPLE_EFFICIENT, LoggingConfig, RunConfig, SamplingConfig
 from appo.envs.config import EnvConfig
 from appo.envs.family import Preset
-from appo.envs.presets import env_preset, find_name
+from appo.envs.presets import env_preset, find_name, public_name
 from appo.utils.errors import UsageError, text_of
 from appo.utils.flags import Flag, flags_of
 from appo.utils.user_modules import import_user_module
@@ -103,13 +105,84 @@ def algorithms_with(name: str) -> list[str]:
     return [f"--algo={algo}" for algo in ALGORITHMS if name in flag_table(algo).flags]
 
 
-def find_preset(env_id: str, device: str, algorithm: Algorithm) -> Preset | None:
-    """Return flag -> value of environment, network and learning; None for an unknown environment.
+def find_preset(env_id: str, device: str, algorithm: Algorithm, preset: str = "default") -> Preset | None:
+    """Return flag -> value of environment, network and learning; None without a preset.
 
     Args:
         env_id: value of `--env`.
         device: device of the learner, `cpu` or `cuda`.
         algorithm: algorithm of the run.
+        preset: value of `--preset`; `none` is a preset without flags.
     """
+    if preset == NO_PRESET:
+        return {}
     name = find_name(env_id)
-    return None if name is None else {**env_preset(name, device), **algorithm.preset(name, device)}
+    if name is None:
+        return None
+    learning: Mapping[str, object] | None = algorithm.preset(name, device)
+    if preset == SAMPLE_EFFICIENT:
+        public, table = public_name(env_id), algorithm.sample_efficient
+        learning = next((flags for pattern, flags in table.items() if fnmatchcase(public, pattern)), None)
+    return None if learning is None else {**env_preset(name, device), **learning}
+
+
+def distinct(patterns: Iterable[str]) -> list[str]:
+    """Return the patterns of names of environments that no other pattern contains."""
+    known = list(patterns)
+    return [name for name in known if not any(name != other and fnmatchcase(name, other) for other in known)]
+
+
+def require_preset(env_id: str, algorithm: Algorithm, preset: str) -> None:
+    """Refuse a sample-efficient preset that does not exist (UsageError)."""
+    if preset != SAMPLE_EFFICIENT or find_preset(env_id, "cpu", algorithm, preset) is not None:
+        return
+    known = algorithm.sample_efficient
+    others = f"it has one for {', '.join(distinct(known))}" if known else "it has none at all; APPO and PPO have some"
+    what = shown(env_id) if env_id else "datasets"
+    raise UsageError(f"--preset={preset}: {algorithm.name} has no such preset for {what}; {others}")
+
+
+class Best(NamedTuple):
+    """The algorithm that returned most in an environment, with a preset of ours.
+
+    Attributes:
+        algo: name of the algorithm.
+        mean: mean return over the seeds.
+        env_steps: budget.
+    """
+
+    algo: str
+    mean: float
+    env_steps: int
+
+
+AUTO = "auto"
+"""Value of `--algo` that chooses by `BEST`."""
+
+# docs/ppo.md has five seeds of PPO. Against APPO: -80.8 for Acrobot (docs/results.md), 1,279 for HalfCheetah (one seed
+# after as many steps). LunarLander: APPO returns 269 with its default preset, but needs 3 M steps.
+OF_PPO = {"Acrobot": Best("PPO", -74.5, 1_000_000), "HalfCheetah": Best("PPO", 5640.0, 1_000_000)}
+BEST: Mapping[str, Mapping[str, Best]] = {
+    "default": OF_PPO,
+    SAMPLE_EFFICIENT: OF_PPO | {"CartPole": Best("PPO", 500.0, 100_000), "LunarLander": Best("PPO", 256.7, 1_000_000)},
+}
+"""Value of `--preset` -> name of the environment -> what was measured; other environments: nothing or APPO."""
+
+
+def chosen_algorithm(flags: Mapping[str, object]) -> str:
+    """Return the name of the algorithm of a new run.
+
+    Args:
+        flags: values or words of `algo`, `env` and `preset`, each if given.
+    """
+    asked = str(flags.get("algo") or DEFAULT)
+    best = BEST.get(str(flags.get("preset", "default")), {}).get(public_name(str(flags.get("env", ""))))
+    return (best.algo if best else DEFAULT) if asked == AUTO else asked
+
+
+def better_algorithm(algo: str, env_id: str, preset: str) -> str:
+    """Return a line that names a better algorithm than the algorithm of a run; empty without any."""
+    best = BEST.get(preset, {}).get(public_name(env_id))
+    if best is None or best.algo == algo:
+        return ""
+    return f"{best.algo} reaches {best.mean:,g} here in {best.env_steps:,} env steps: --algo={best.algo}"

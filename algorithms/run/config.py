@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.datasets.config import InputConfig, RunOutputConfig
@@ -17,20 +17,31 @@ from appo.algorithms.population.config import (
     values_per_policy,
 )
 from appo.algorithms.run.algorithms import (
+    AUTO,
     DEFAULT,
     FlagTable,
     algorithms_with,
+    chosen_algorithm,
     find_algorithm,
     find_preset,
     flag_table,
+    require_preset,
 )
 from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
 from appo.algorithms.runtime.algorithm import Algorithm
-from appo.algorithms.runtime.config import LoggingConfig, RunConfig, SamplingConfig
+from appo.algorithms.runtime.config import NO_PRESET, LoggingConfig, RunConfig, SamplingConfig
 from appo.envs.config import EnvConfig
 from appo.envs.given import is_again
-from appo.utils.command_line import format_help, parse_command_line, print_and_exit, underscored, wants_help, words_of
+from appo.utils.command_line import (
+    format_help,
+    negates,
+    parse_command_line,
+    print_and_exit,
+    wants_help,
+    word_of,
+    words_of,
+)
 from appo.utils.errors import UsageError
 from appo.utils.files import read_mapping
 from appo.utils.flags import flattened
@@ -48,7 +59,7 @@ class Config:
         learning: flags of the algorithm, of the class that the algorithm declares.
         undecided: open flags of an environment without a preset; `run/defaults.py` decides them.
         by_kind: flag -> value that the kind of observation implies for an open flag; {} before the environment is
-            known, and for environments with a preset.
+            known, and for environments with a preset other than `none`, which leaves no flag open.
         given: flags on the command line, and flags of the config file that differ from the default.
         unnamed: whether the run got its name here; the number in the name may change when the folder is made.
         trusted: whether the resumed run has the mark of this user, or `--trust` was given.
@@ -201,46 +212,57 @@ def parse_train(argv: Sequence[str]) -> Config:
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags on a training command line; `--help` prints the flags for the env and exits."""
     words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
+    written = word_of(argv, "preset") or word_of(argv, "presets")
+    words["preset"] = NO_PRESET if negates(argv, FLAGS["preset"]) else written
     given = {name: word for name, word in words.items() if word}
     if "--trust" in argv:
         given["trust"] = TRUE_WORDS[0]
     if wants_help(argv):
-        algo = given.get("algo", DEFAULT)
+        algo, env, preset = chosen_algorithm(given), given.get("env", ""), given.get("preset", "default")
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
-        known = find_preset(given.get("env", ""), choose_device("auto"), find_algorithm(algo))
+        require_preset(env, find_algorithm(algo), preset)
+        known = find_preset(env, choose_device("auto"), find_algorithm(algo), preset)
         usage = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
         print_and_exit(format_help(usage, groups, known or {}))
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
 
 
 def algorithm_of(given: Mapping[str, object]) -> str:
-    """Return the name of the algorithm: a saved run's, else the given one, else the config file's.
+    """Return the name of the algorithm: a saved run's, else the given one, else the config file's, `auto` resolved.
 
     All other flags can be read only when the algorithm is known, so as few flags as possible are read here.
 
     Args:
-        given: flag -> value, converted or as words, of the flags that name algorithm and run.
+        given: flag -> value, converted or as words, of the flags that name algorithm, environment and run.
 
     Raises:
         UsageError: a saved run would change its algorithm, or a source is damaged.
     """
-    asked = str(given.get("algo", ""))
-    if not asked and (path := given.get("config")):
+    if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
-            asked = str(flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config").get("algo") or "")
+            file = flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config")
+            file = {name: value for name, value in file.items() if name in ("algo", "env", "preset")}
+            given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
+    asked, new = _asked_algorithm(given), chosen_algorithm(given)
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
     run = RunConfig(**where)  # type: ignore[arg-type]
     run.keep_code_out()
     if not run.experiment or given.get("restart_behavior", "resume") != "resume":
-        return asked or DEFAULT
+        return new
     check_folders(run.train_dir, run.experiments_root, run.experiment)
     trust = str(given.get("trust", False)).lower() in TRUE_WORDS
     reading = Reading.of(run.run_directory, trust=trust)
-    return _agreed_algorithm(asked, reading.permitted(LOOKED_AT, given={"algo"} if asked else ()), run)
+    return _agreed_algorithm(asked, reading.permitted(LOOKED_AT, given={"algo"} if asked else ()), run, new)
 
 
-def _agreed_algorithm(asked: str, stored: Mapping[str, object], run: RunConfig) -> str:
-    before = str(stored.get("algo", DEFAULT)) if stored else asked or DEFAULT
+def _asked_algorithm(flags: Mapping[str, object]) -> str:
+    """Return the algorithm that flags name; empty where a saved run decides."""
+    asked = str(flags.get("algo") or "")
+    return "" if asked == AUTO else asked
+
+
+def _agreed_algorithm(asked: str, stored: Mapping[str, object], run: RunConfig, new: str) -> str:
+    before = str(stored.get("algo", DEFAULT)) if stored else new
     if asked and asked != before:
         raise UsageError(f"run {run.experiment} cannot change algo {before} -> {asked}; give another --experiment")
     return before
@@ -275,14 +297,16 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     reading = Reading.of(run.run_directory, trust=run.trust) if resumes and run.experiment else None
 
     # Judge trust, once.
-    asked_algo = str(plain.get("algo") or "")
+    asked_algo = _asked_algorithm(plain)
     told = plain.keys() if asked_algo else plain.keys() - {"algo"}  # an empty name leaves the choice to the saved run
     stored = reading.permitted(TRAINED, given=told) if reading else {}
 
     # Merge.
-    algo = _agreed_algorithm(asked_algo, stored, run)
+    algo = _agreed_algorithm(asked_algo, stored, run, chosen_algorithm(plain))
     algorithm, table = find_algorithm(algo), flag_table(algo)
     file = typed(flattened(content, table.by_part, source), source, table)
+    resolved = {"algo": algo}
+    file, given = ({**flags, **(resolved if flags.get("algo") == AUTO else {})} for flags in (file, given))
     asked = {**file, **given}
     saved = _saved_values(stored, asked, run, table)
     env = str(asked.get("env") or saved.get("env", ""))
@@ -293,7 +317,10 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     own = {"device": "cpu"} if algorithm.whole_rollouts else {}
     device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
-    known = find_preset(env, device, algorithm)
+    preset = str(asked.get("preset") or saved.get("preset", "default"))
+    known = find_preset(env, device, algorithm, preset)
+    if not saved:
+        require_preset(env, algorithm, preset)
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
         ("command line", given),
@@ -304,6 +331,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         ("env preset", known or {}),
     ]
     values, origins = _merged(layers)
+    if known and not saved and "env_kwargs" in known and "env_kwargs" in asked:  # arguments add up
+        values["env_kwargs"] = {**cast(dict[str, object], known["env_kwargs"]), **cast(Any, asked["env_kwargs"])}
     if values.get("input_evaluation") == "simulation":
         values, origins = _merged([*layers, ("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS})])
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
@@ -336,7 +365,7 @@ def check(config: Config) -> None:
     """Refuse flags that contradict each other (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     config.output.check()
-    _check_env(config.env)
+    _check_env(config.env, writes=bool(config.output.output))
     _check_sampling(config.sampling, config.device)
     waiting = config.sampling.num_minibatches_to_accumulate
     if config.algorithm.synchronous and waiting is not None and waiting > 0:
@@ -373,7 +402,9 @@ def check(config: Config) -> None:
         raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {words_of(max(rates))}")
 
 
-def _check_env(env: EnvConfig) -> None:
+def _check_env(env: EnvConfig, *, writes: bool) -> None:
+    if env.episodic_life and writes:
+        raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
     if env.soft_horizon and env.horizon is None:
         raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
     if env.action_distribution == "tanh_gaussian" and env.action_scaling == "off":
@@ -565,15 +596,3 @@ def _merged(layers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[dict[st
         values.update(layer)
         origins.update(dict.fromkeys(layer, origin))
     return values, origins
-
-
-def word_of(argv: Sequence[str], name: str) -> str:
-    """Return the value of a flag on a command line that may contain other errors."""
-    flag, found = f"--{name}", ""
-    argv = underscored(argv)
-    for word, following in zip(argv, [*argv[1:], ""], strict=False):
-        if word == flag:
-            found = following
-        elif word.startswith(f"{flag}="):
-            found = word.removeprefix(f"{flag}=")
-    return found

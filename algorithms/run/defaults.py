@@ -7,6 +7,7 @@ from math import prod
 from appo.algorithms.models.config import ENCODERS, MLPS, ModelConfig, encoder_names, is_large, is_picture
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.runtime.algorithm import Algorithm
+from appo.algorithms.runtime.config import NO_PRESET
 from appo.envs import presets as env_presets
 from appo.envs.presets import find_name
 from appo.envs.spec import MASK_KEY, EnvSpec
@@ -43,7 +44,8 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     Raises:
         UsageError: flags contradict each other, or the algorithm decides a flag that is read before this.
     """
-    if find_name(config.env.env) is not None or config.by_kind:
+    has_preset = config.run.preset != NO_PRESET and find_name(config.env.env) is not None
+    if has_preset or config.by_kind:
         return config
     by_kind, by_part = _by_kind(config, spec), config.table.by_part
     allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from appo.algorithms.datasets.output import check_output, writer_name
 from appo.algorithms.population.exploit_explore import ExploitExplore, initial_traits
+from appo.algorithms.run.algorithms import better_algorithm
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import told
 from appo.algorithms.run.directory.code import CodeWatch, code_places
@@ -202,7 +203,7 @@ class Run:
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
         self._place()
-        for line in filter(None, (told(config, undecided, spec), spec.agents, masks_said(spec))):
+        for line in filter(None, (_advice(config), told(config, undecided, spec), spec.agents, masks_said(spec))):
             log.info("%s", line)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
@@ -398,6 +399,12 @@ def _showing(gpus: str) -> Iterator[None]:
     finally:
         del os.environ[name]
         os.environ |= {} if before is None else {name: before}
+
+
+def _advice(config: Config) -> str:
+    """Return a line that names a better algorithm for the environment of a new run; empty without any."""
+    is_new = not config.run.folder.config.exists()
+    return better_algorithm(config.run.algo, config.env.env, config.run.preset) if is_new else ""
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -80,7 +80,7 @@ def require_one_per_process(config: Config) -> Config:
     s = config.sampling
     names = ["num_envs_per_worker", "worker_num_splits", *["num_workers"] * (s.inference == "serial")]
     many = {name: count for name in names if (count := getattr(s, name)) > 1}
-    preset = config.by_kind or find_preset(config.env.env, "cpu", config.algorithm) or {}
+    preset = config.by_kind or find_preset(config.env.env, "cpu", config.algorithm, config.run.preset) or {}
     given = [f"--{name}={count}" for name, count in many.items() if name in config.given or count != preset.get(name)]
     if given:
         fits = " ".join(f"--{name}=1" for name in names if name in many or name == "num_envs_per_worker")

@@ -102,6 +102,9 @@ class Algorithm(ABC):
             them.
         synchronous: sampling stops while a single policy trains, so the learner never trains on steps of older weights.
         replays: the learner uses steps long after acting, so the policy lag has no meaning.
+        sample_efficient: flags of `--preset=sample_efficient`, by the pattern (`fnmatch`) of names of environments as
+            `envs.presets.public_name` returns; the first matching pattern counts. The flags replace `preset` whole, and
+            flags of the environment's own network.
         values: source of the estimates of returns: "critic" of an actor-critic, "actions" = largest value of an action,
             empty = no estimate.
         whole_rollouts: one set of weights acts a whole trajectory and stays until the slot is released, for further
@@ -115,6 +118,7 @@ class Algorithm(ABC):
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
     replays: ClassVar[bool] = False
+    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
 

@@ -16,6 +16,9 @@ TRUST = (
 WITHOUT_EFFECT = {"train_in_background_thread": "on CUDA the next batch is uploaded while training in any case"}
 """Flags of Sample Factory accepted without effect -> the reason."""
 
+SAMPLE_EFFICIENT, NO_PRESET = "sample_efficient", "none"
+"""Values of `--preset`, beside `default`."""
+
 ENDLESS = {"env_steps": 1e10, "samples": 2.0**62, "seconds": 1e10}  # larger limits count as no limit
 
 
@@ -25,9 +28,19 @@ class RunConfig:
 
     algo: str = flag(
         "APPO",
-        "algorithm: APPO, PPO, A3C, APEX, BC, MARWIL, or package.module:Class for one of your own; --help with it"
-        " shows its flags",
+        "algorithm: APPO, PPO, A3C, APEX, BC, MARWIL, or package.module:Class for one of your own; auto = the one that"
+        " was measured to be best in --env, else APPO; --help with it shows its flags",
         fixed_on_resume=True,
+    )
+    preset: str = flag(
+        "default",
+        "settings of a known env: default = for a good return in minutes, sample_efficient = for the most return at the"
+        " env steps of published figures, which are the budget then; none = every flag has the default of this list,"
+        " whatever env and observations are; --no_presets is none",
+        choices=("default", SAMPLE_EFFICIENT, NO_PRESET),
+        negated=NO_PRESET,
+        fixed_on_resume=True,
+        aliases=("presets",),
     )
     experiment: str = flag(
         "", "name of the run's folder, an existing one is resumed; empty = a new numbered folder such as CartPole-v1_1"

@@ -182,7 +182,7 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 def _is_told(config: Config, name: str, value: object) -> bool:
     """Return whether the command on the card needs a flag: the value is no default, or a preset may change the flag."""
     default = config.table.flags[name].default
-    known = find_preset(config.env.env, "cpu", config.algorithm)
+    known = find_preset(config.env.env, "cpu", config.algorithm, config.run.preset)
     others = flags_by_kind(config.algorithm) if known is None else known.keys()
     usual = list(default) if isinstance(default, tuple) else default
     return name not in (*LOCATION_FLAGS, "experiment") and (value != usual or name in others)

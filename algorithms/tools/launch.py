@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from appo.algorithms.run.algorithms import algorithms_with, flag_table
-from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve, word_of
+from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve
 from appo.algorithms.run.folder import check_name, is_run
 from appo.algorithms.run.summary import summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.algorithms.tools.comparison.saved_runs import read_each, read_run, sweep_table
 from appo.algorithms.tools.flags import LaunchConfig
-from appo.utils.command_line import flag_text, own_command, say
+from appo.utils.command_line import flag_text, own_command, say, word_of
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from appo.utils.flags import Flag
 from appo.utils.run_folder import RunFolder, append_to_own
@@ -86,7 +86,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     """Return all runs, seed by seed, so every setting has an early result (UsageError: wrong flags)."""
     jobs = []
-    flags = flag_table(algorithm_of({"algo": word_of(words, "algo")})).flags
+    flags = flag_table(algorithm_of({name: word_of(words, name) for name in ("algo", "env")})).flags
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))

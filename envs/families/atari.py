@@ -2,7 +2,7 @@
 
 Training steps ale-py's vector environment, written in C++; watching needs single environments that can be rendered,
 and gymnasium's wrappers show what the vector shows. Frames are skipped, gray, 84x84 and stacked by four; rewards stay
-raw here (a preset clips them to their sign for training); a lost life ends nothing and nothing presses FIRE.
+raw here (a preset clips them to their sign for training); a lost life ends nothing here.
 """
 
 from typing import Any
@@ -17,8 +17,9 @@ FAMILY = Family(
     extra="atari",
     examples=("ALE/Pong-v5", "PongNoFrameskip-v4"),
     treatment="ale-py's C++ vector environment: every 4th frame, gray, 84x84, 4 stacked. Sticky actions as registered"
-    " (0.25, unless `--env_kwargs repeat_action_probability=0`). A lost life does not end the episode, and FIRE is not"
-    " pressed automatically. Training uses the sign of the reward, reports the raw reward",
+    " (0.25, unless `--env_kwargs repeat_action_probability=0`). A lost life ends an episode only in learning with"
+    " `--episodic_life`; `--env_kwargs use_fire_reset=True` presses FIRE at the start of a game. Training uses the sign"
+    " of the reward, reports the raw reward",
     ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
     prefixes=("ALE/",),
     names=r"adventure|airraid|alien|amidar|assault|asterix|asteroids|atlantis2?|backgammon|bankheist|basicmath|battlezone|"
@@ -105,6 +106,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     """
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+    from appo.envs.wrappers.fire_reset import FireReset
     from appo.envs.wrappers.making import make_registered
 
     arguments = dict(arguments)
@@ -112,14 +114,15 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     height, width = (arguments.pop(name, 84) for name in SIZES)
     for name in ("stack_num", "num_threads", "thread_affinity_offset"):  # taken below, or of no meaning for one game
         arguments.pop(name, None)
-    for name in ("reward_clipping", "use_fire_reset"):
-        if arguments.pop(name, False):
-            raise UsageError(f"--env_kwargs {name}=True: only ale-py's vector environment has it, and it cannot render")
+    presses_fire = arguments.pop("use_fire_reset", False)
+    if arguments.pop("reward_clipping", False):
+        why = "only ale-py's vector environment has it, and it cannot render"
+        raise UsageError(f"--env_kwargs reward_clipping=True: {why}")
     skip, stack, most = _frames(config, registration)
     arguments |= {"frameskip": 1, "max_num_frames_per_episode": most}
     env = make_registered(registration, **arguments)
     env = AtariPreprocessing(env, frame_skip=skip, screen_size=(width, height), **preprocessing)
-    return FrameStackObservation(env, stack, padding_type="zero")
+    return FrameStackObservation(FireReset(env) if presses_fire else env, stack, padding_type="zero")
 
 
 def _frames(config: EnvConfig, registration: Registration) -> tuple[int, int, int]:

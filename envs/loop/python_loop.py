@@ -109,7 +109,8 @@ class PythonLoop:
             EnvironmentFailure: as `reset`.
         """
         ended, write, obs, reward = self._ended, self._observations.write_row, row.obs, row.reward
-        reads_all, shape, types = self.spec.mask_in_info, self._observations.plain_shape, self._observations.plain_types
+        reads_all = self.spec.mask_in_info or row.lives is not None
+        shape, types = self._observations.plain_shape, self._observations.plain_types
         plain, inside, least, largest = obs.get(SINGLE_KEY), self._inside, LEAST, LARGEST
         self._prepare(action, row)
         episodes: list[EpisodeStats] | None = None
@@ -225,6 +226,8 @@ class PythonLoop:
     def _read(self, info: dict[str, Any], row: StepRow, index: int) -> None:
         """Copy frames and masks from info into the slot."""
         require_info(self.name, "step", info)
+        if row.lives is not None and not row.first[index]:
+            self.infos.write_lives(info, row.lives[index : index + 1])
         if self._counts_frames or FRAMES_KEY in info:
             self._read_frames(info, row, index)
         if MASK_KEY in info:

@@ -117,6 +117,8 @@ class GymVector:
                 require_info(self.name, "step", infos)
             infos = gathered(self._env, infos) if infos else infos
             ends = self._write_outcome(row, reward, terminated, truncated)
+            if row.lives is not None:
+                self.infos.write_lives(infos, row.lives)
             if infos or self._counts_frames:
                 self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again. SAME_STEP has a `final_info`.

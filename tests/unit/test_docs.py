@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appo.algorithms import cli
-from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
+from appo.algorithms.run.algorithms import ALGORITHMS, chosen_algorithm, find_algorithm, flag_table
 from appo.algorithms.run.config import FLAGS, Config, check, parse_train_flags
 from appo.algorithms.runtime.callbacks import EVENTS
 from appo.algorithms.tools.train import asked_format
@@ -26,7 +26,8 @@ def read_words(command: str, argv: Sequence[str]) -> None:
     """Read and check a command line as a start does, without looking for a saved run."""
     if command == "train":
         given = parse_train_flags(asked_format(argv)[1])
-        check(Config.from_flat({name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}))
+        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
+        check(Config.from_flat({**plain, "algo": chosen_algorithm(given)}))
     else:
         cli.parse(command, argv)
 

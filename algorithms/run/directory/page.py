@@ -95,8 +95,10 @@ def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], n
 def unusual(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """Return the names of flags that differ from the env's preset, else from its kind of observation or the default."""
     algo = str(flags.get("algo", DEFAULT))
-    by_preset = find_preset(str(flags["env"]), choose_device(str(flags["device"])), find_algorithm(algo)) or by_kind
-    usual = {**{name: flag.default for name, flag in flag_table(algo).flags.items()}, **by_preset}
+    device, preset = choose_device(str(flags["device"])), str(flags.get("preset", "default"))
+    by_preset = find_preset(str(flags["env"]), device, find_algorithm(algo), preset)
+    usual = {name: flag.default for name, flag in flag_table(algo).flags.items()}
+    usual |= by_kind if by_preset is None else by_preset
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
     return [name for name in names if flags[name] != plain[name]]
 

@@ -114,6 +114,7 @@ def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
         generation=generation,
         exploring=tuple(exploring) if any(exploring) else (),
         soft_horizon=(c.env.horizon or 0) * c.env.soft_horizon,
+        episodic_life=c.env.episodic_life and blueprint.spec.num_agents == 1,
         whole_episodes=c.whole_episodes,
         untimed=t.placement == "serial",
         num_takers=t.num_takers,

@@ -28,7 +28,7 @@ from appo.algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
-from appo.algorithms.runtime.sampling.episodes import Episodes, SoftHorizon
+from appo.algorithms.runtime.sampling.episodes import Episodes, LostLives, SoftHorizon
 from appo.algorithms.runtime.sampling.matchmaker import Matchmaker
 from appo.envs.conversion import scale_rewards
 from appo.envs.spec import GroupEnv, StepRow
@@ -59,6 +59,7 @@ class GroupPlan:
         generation: number of starts of the group's actor.
         exploring: for every row, whether its returns are reported apart; (): no row.
         soft_horizon: steps of an agent after which an episode ends in the statistics alone; 0: never.
+        episodic_life: a lost life ends an episode in learning alone.
         whole_episodes: a slot contains one episode of the only row, and is handed over at the end of the episode.
         untimed: report episodes with every slot, independent of time; averages in main then follow from the steps
             alone.
@@ -81,6 +82,7 @@ class GroupPlan:
     generation: int = 0
     exploring: tuple[bool, ...] = ()
     soft_horizon: int = 0
+    episodic_life: bool = False
     whole_episodes: bool = False
     untimed: bool = False
     num_takers: int = 0
@@ -134,6 +136,7 @@ class EnvGroup:
         self._draw = np.random.default_rng(seeds.spawn(1)[0]) if plan.num_takers > 1 else None
         self.rollout = trajectories.valid.shape[1]
         self.soft_horizon = SoftHorizon(plan.soft_horizon, envs.num_rows) if plan.soft_horizon else None
+        self.lives = LostLives(envs.num_rows) if plan.episodic_life else None
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
         self.free = deque(take_back(trajectories, plan.slots))
         trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
@@ -193,7 +196,7 @@ class EnvGroup:
         self.matchmaker.record(now.out, now.valid, self.trajectories.policy_id[slot, step])
         if num_valid < now.valid.size:
             self.episodes.forget(~now.valid)
-        self._shape(now.out.reward, step)
+        self._shape(now, step)
         if self.plan.num_policies > 1:
             self._carry_on_policies(slot, step)
             yield from self.matchmaker.answer(self.plan.index)
@@ -251,6 +254,7 @@ class EnvGroup:
                     final_obs=final_obs,
                     has_final=has_final,
                     logical_end=None if self.soft_horizon is None else self.soft_horizon.ends,
+                    lives=None if self.lives is None else self.lives.now,
                 ),
             )
             for i in range(self.rollout)
@@ -330,7 +334,11 @@ class EnvGroup:
         self.totals["rebuilds"] = self._rebuilds_before + self.envs.rebuilds
         self._counts[: len(NOTED)] = [*self.totals.values(), self.episodes.count]
 
-    def _shape(self, reward: Array, step: int) -> None:
+    def _shape(self, now: _StepViews, step: int) -> None:
+        """Change the reward and the end of a step into what is learned from."""
+        if self.lives is not None:
+            self.lives.end(now.out, now.valid)
+        reward = now.out.reward
         if self.tap is not None and (self.plan.reward_scale != 1.0 or self.plan.reward_clip):
             self.tap.reward(step, reward)
         scale_rewards(reward, self.plan.reward_scale, self.plan.reward_clip)

@@ -33,6 +33,22 @@ class SoftHorizon:
         self._taken[over | self.ends | ~valid] = 0
 
 
+class LostLives:
+    """Ends episodes with a lost life, in learning alone.
+
+    Attributes:
+        now: lives [R] after the present step; the environment writes them.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.now, self._before = np.zeros((2, num_rows), np.int32)
+
+    def end(self, row: StepRow, valid: Array) -> None:
+        """Mark `valid` rows [R] that lost a life as terminated; a truncated row stays truncated."""
+        row.terminated |= (self.now < self._before) & valid & ~row.truncated
+        self._before[:] = self.now
+
+
 FLUSH_SECONDS = 0.2
 
 

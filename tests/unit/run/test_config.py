@@ -19,7 +19,14 @@ from appo.algorithms.cli import parse
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run import folder
-from appo.algorithms.run.algorithms import find_preset
+from appo.algorithms.run.algorithms import (
+    ALGORITHMS,
+    BEST,
+    better_algorithm,
+    find_algorithm,
+    find_preset,
+    flag_table,
+)
 from appo.algorithms.run.config import (
     FLAGS,
     FLAGS_BY_PART,
@@ -33,12 +40,16 @@ from appo.algorithms.tools.train import asked_format, describe, format_flags
 from appo.envs import families
 from appo.envs import presets as env_presets
 from appo.envs.config import EnvConfig
-from appo.utils.command_line import flag_text, negation, parse_command_line, words_of_flag
+from appo.utils.command_line import flag_text, parse_command_line, words_of_flag
 from appo.utils.errors import UsageError
 from appo.utils.files import read_mapping, replaced_when_whole
 from appo.utils.flags import flag, flags_of
 from appo.utils.run_folder import append_json_line, write_json_atomic
 from appo.utils.values import parse_text, shown
+from benchmarks.scores import ppo_returns
+from benchmarks.shared.workloads import words_of
+
+FLAGS_OF_PPO = flag_table("PPO").by_part
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +88,7 @@ def test_every_flag_is_unique_and_says_what_it_does() -> None:
 
 
 def test_no_negation_collides_with_another_flag() -> None:
-    booleans = [name for name, each in FLAGS.items() if each.kind == "bool"]
-    assert not {negation(name) for name in booleans} & set(FLAGS)
+    assert not {name for each in FLAGS.values() for name in each.negations} & set(FLAGS)
 
 
 def test_defaults_lie_within_their_own_limits() -> None:
@@ -542,12 +552,130 @@ def test_changed_flags_are_listed() -> None:
 # ---- presets
 
 
-def test_presets_name_existing_flags_with_valid_values() -> None:
+PLAYING = [algo for algo in ALGORITHMS if find_algorithm(algo).needs_actors]
+
+
+def require_values(algo: str, env: str, preset: str) -> None:
+    """Parse and check a run, whose flags must be those of the preset."""
+    config = parse_train([f"--env={env}", f"--algo={algo}", f"--preset={preset}"])
+    known = find_preset(env, config.device, find_algorithm(algo), preset)
+    flat = config.to_flat()
+    assert known is not None
+    assert {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()} == {
+        name: flat[name] for name in known
+    }
+
+
+@pytest.mark.parametrize("algo", PLAYING)
+def test_presets_name_existing_flags_with_valid_values(algo: str) -> None:
     examples = [module.FAMILY.examples[0] for module in families.modules().values()]
     for env in [*(f"{name}-v1" for name in env_presets.PRESETS), *examples]:
-        config = parse_train([f"--env={env}"])
-        for name, value in find_preset(env, "cpu", APPO()).items():
-            assert getattr(getattr(config, next(p for p, fs in FLAGS_BY_PART.items() if name in fs)), name) == value
+        require_values(algo, env, "default")
+    for pattern in find_algorithm(algo).sample_efficient:
+        require_values(algo, f"{pattern.replace('*', 'any')}-v1", "sample_efficient")
+
+
+@pytest.mark.parametrize("algo", ["APPO", "PPO"])
+def test_sample_efficient_presets_bring_the_budget_of_the_published_return(algo: str) -> None:
+    presets = find_algorithm(algo).sample_efficient
+    assert {name for name, preset in presets.items() if preset["train_for_env_steps"] == 5_000_000} == {
+        "BipedalWalker", "MiniGrid-FourRooms"
+    }  # fmt: skip
+    assert presets["Swimmer"]["gamma"] == 0.9999
+    assert presets["Reacher"]["gamma"] == 0.9
+    assert presets["Ant"]["env_kwargs"] == {"include_cfrc_ext_in_observation": False}
+    assert presets["MiniGrid-DoorKey-5x5"]["exploration_loss_coeff"] == 0.0
+    for env, mixing in {"ALE/Breakout-v5": 0.7, "PongNoFrameskip-v4": 0.85, "envpool:Qbert-v5": 0.95}.items():
+        known = find_preset(env, "cpu", find_algorithm(algo), "sample_efficient") or {}
+        assert (known["episodic_life"], known["vtrace_lambda" if algo == "APPO" else "gae_lambda"]) == (True, mixing)
+
+
+@pytest.mark.parametrize("preset", ["default", "sample_efficient"])
+@pytest.mark.parametrize("name", ppo_returns.TRIALS)
+def test_presets_of_ppo_have_the_measured_flags(name: str, preset: str) -> None:
+    trial = ppo_returns.TRIALS[name]
+    asked = parse_train([*words_of(trial.training()), f"--preset={preset}"])
+    found = parse_train([f"--env={trial.env}", "--algo=PPO", f"--preset={preset}"])
+    without_effect = "policy_init_gain" if name == "half_cheetah" else "adaptive_stddev"
+    flags = (FLAGS_OF_PPO["learning"] | FLAGS_OF_PPO["model"]).keys() - {without_effect, "initial_stddev"}
+    one, other = asked.to_flat(), found.to_flat()
+    assert {flag: one[flag] for flag in flags} == {flag: other[flag] for flag in flags}
+    assert found.model.initial_stddev == pytest.approx(asked.model.initial_stddev, rel=1e-3)
+    if preset != "default":
+        assert found.run.train_for_env_steps == trial.env_steps
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--env=Taxi-v3",), "APPO has no such preset for Taxi-v3; it has one for CartPole, Acrobot, "),
+        (("--env=mine:Game",), "APPO has no such preset for mine:Game; it has one for CartPole, "),
+        (("--env=CartPole-v1", "--algo=A3C"), "A3C has no such preset for CartPole-v1; it has none at all; APPO and"),
+        (("--algo=BC", "--input=d"), "BC has no such preset for datasets; it has none at all; "),
+    ],
+)
+def test_a_preset_that_does_not_exist_is_refused(words: tuple[str, ...], message: str) -> None:
+    said = error_of(*words, "--preset=sample_efficient")
+    assert said.startswith(f"--preset=sample_efficient: {message}")
+    assert "ALE/Breakout" not in said  # ALE/* contains the game
+
+
+@pytest.mark.parametrize("words", [("--preset=none",), ("--no_presets",), ("--no_preset",), ("--presets=none",)])
+def test_without_presets_every_flag_has_its_default(words: tuple[str, ...]) -> None:
+    config, origins = resolve(parse_train_flags(["--env=ALE/Pong-v5", *words]))
+    assert set(origins.values()) == {"command line", "default"}
+    assert not config.undecided
+    assert config.run.preset == "none"
+    assert cartpole("--no_presets=False").run.preset == "default"
+    assert cartpole("--no_presets", "--use_rnn=False").learning.batch_size == 1024
+
+
+def test_a_resumed_run_keeps_its_preset() -> None:
+    save(cartpole("--experiment=a", "--preset=sample_efficient"))
+    assert parse_train(["--experiment=a"]).learning.ppo_epochs == 20
+    assert parse_train(["--experiment=a", "--preset=sample_efficient"]).run.preset == "sample_efficient"
+    assert error_of("--experiment=a", "--no_presets") == (
+        "run a cannot change preset sample_efficient -> none; give another --experiment"
+    )
+
+
+def test_given_arguments_are_added_to_those_of_the_preset() -> None:
+    words = ["--env=Ant-v5", "--preset=sample_efficient", "--env_kwargs", "reset_noise_scale=0.2"]
+    assert parse_train(words).env.env_kwargs == {"include_cfrc_ext_in_observation": False, "reset_noise_scale": 0.2}
+    words[-1] = "include_cfrc_ext_in_observation=true"
+    assert parse_train(words).env.env_kwargs == {"include_cfrc_ext_in_observation": True}
+
+
+# ---- the best algorithm
+
+
+def test_the_best_measured_algorithm_is_chosen() -> None:
+    Path("f.toml").write_text('algo = "auto"\nenv = "HalfCheetah-v5"\n')
+    for words, algo in (
+        (["--env=HalfCheetah-v5", "--algo=auto", "--normalize_advantages=off"], "PPO"),
+        (["--env=HalfCheetah-v5", "--algo=auto", "--no_presets"], "APPO"),
+        (["--env=LunarLander-v3", "--algo=auto"], "APPO"),
+        (["--env=LunarLander-v3", "--algo=auto", "--preset=sample_efficient"], "PPO"),
+        (["--env=mine:Game", "--algo=auto"], "APPO"),
+        (["--env=HalfCheetah-v5"], "APPO"),
+        (["--config=f.toml"], "PPO"),
+        (["--config=f.toml", "--env=CartPole-v1"], "APPO"),
+    ):
+        assert parse_train(words).run.algo == algo, words
+    save(parse_train(["--env=HalfCheetah-v5", "--experiment=a"]))
+    assert parse_train(["--experiment=a", "--env=HalfCheetah-v5", "--algo=auto"]).run.algo == "APPO"
+    assert error_of("--experiment=a", "--algo=PPO").startswith("run a cannot change algo APPO -> PPO")
+
+
+def test_every_best_preset_exists_and_is_named_once() -> None:
+    for preset, table in BEST.items():
+        for name, best in table.items():
+            require_values(best.algo, f"{name}-v1", preset)
+            assert better_algorithm(best.algo, f"{name}-v1", preset) == ""
+    assert better_algorithm("APPO", "HalfCheetah-v5", "default") == (
+        "PPO reaches 5,640 here in 1,000,000 env steps: --algo=PPO"
+    )
+    assert better_algorithm("APPO", "HalfCheetah-v5", "none") == better_algorithm("APPO", "Taxi-v3", "default") == ""
 
 
 def test_envs_know_environment_and_network_and_the_algorithm_the_rest() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appo.algorithms.playing.episodes import step_row
 from appo.envs.config import EnvConfig
 from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
@@ -147,11 +148,26 @@ def test_an_episode_starts_with_a_random_number_of_idle_frames() -> None:
         assert len({start.tobytes() for start in starts["obs"]}) > 1
 
 
-@pytest.mark.parametrize("name", ["use_fire_reset", "reward_clipping"])
-def test_a_single_game_refuses_what_only_the_vector_has(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}=True: only ale-py's vector environment has it"):
-        make_single(EnvConfig(env="ALE/Breakout-v5", env_kwargs={name: True}))
-    make_single(EnvConfig(env="ALE/Breakout-v5", env_kwargs={name: False})).close()
+def test_a_single_game_refuses_what_only_the_vector_has() -> None:
+    with pytest.raises(UsageError, match="reward_clipping=True: only ale-py's vector environment has it"):
+        make_single(EnvConfig(env="ALE/Breakout-v5", env_kwargs={"reward_clipping": True}))
+    make_single(EnvConfig(env="ALE/Breakout-v5", env_kwargs={"reward_clipping": False})).close()
+
+
+@pytest.mark.parametrize("by", ["native", "python"])
+def test_fire_begins_a_game(by: str) -> None:
+    """Who does nothing loses a life of Breakout only if FIRE has thrown the ball."""
+    lives = []
+    for fire in (False, True):
+        group = group_of("ALE/Breakout-v5", by, num_envs=1, env_kwargs=EXACT | {"use_fire_reset": fire})
+        row = step_row(group.spec, 1)
+        row.lives = np.zeros(1, np.int32)
+        group.reset([0], row.obs)
+        for _ in range(60):
+            group.step(np.zeros((1, 1), np.int32), row)
+        group.close()
+        lives.append(int(row.lives[0]))
+    assert lives == [5, 4]
 
 
 def test_a_game_can_be_rendered() -> None:
