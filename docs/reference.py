@@ -1,5 +1,6 @@
 """`python -m docs.reference` writes flags.md, metrics.md and tables of other pages; a test compares them."""
 
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from pkgutil import resolve_name
 
 from appo.algorithms.cli import COMMANDS
 from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
+from appo.algorithms.runtime import messages
 from appo.algorithms.runtime.roles import OF_RUNTIME
 from appo.envs.make import FAMILIES
 from appo.utils.command_line import words_of
@@ -46,6 +48,14 @@ FRAMEWORKS = {
     ),
 }
 """Section of the table of synonyms -> name of the framework, flags of the same name, and first lines of the page."""
+
+RECEIVERS = {
+    "takers": "learner, or a worker with `takes_trajectories`",
+    "MAIN_ADDRESS": "main",
+    "self.address": "worker in the message",
+    "ALL": "all",
+}
+"""Code of a receiver in `messages.py` -> words of the page, other than the name of the role."""
 
 BY_DISPLAY = ("no_render",)  # its default depends on the machine
 
@@ -179,6 +189,17 @@ def _families() -> str:
     return _rows(("family", "ids", "treatment"), rows)
 
 
+def _messages() -> str:
+    """Table of the messages and their fields, by receiver."""
+    found: dict[str, list[str]] = {}
+    for name, kind in vars(messages).items():
+        if isinstance(kind, type) and issubclass(kind, tuple):
+            receiver = re.split(r"book\.|return ", inspect.getsource(kind.receiver))[-1].split("[")[0].strip()
+            to = RECEIVERS.get(receiver, receiver.partition("s_of_")[0].replace("_", " ").rstrip("s"))
+            found.setdefault(to, []).append(f"`{name}` {', '.join(kind._fields)}".strip())
+    return _rows(("to", "messages"), [(to, "; ".join(names)) for to, names in found.items()])
+
+
 def _with_generated(path: Path, generated: str) -> str:
     """Return a page written by hand with a new generated part."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -188,12 +209,14 @@ def _with_generated(path: Path, generated: str) -> str:
 def pages() -> dict[Path, str]:
     """Return path -> text of every generated page."""
     sample_factory, environments = HERE / "from_sample_factory.md", HERE / "environments.md"
+    runtime = HERE.parent / "algorithms" / "runtime" / "README.md"
     generated = {HERE / f"from_{section}.md": synonym_page(section) for section in FRAMEWORKS}
     return {
         HERE / "flags.md": flags_page(),
         HERE / "metrics.md": metrics_page(),
         sample_factory: _with_generated(sample_factory, "\n\n".join(_synonyms("sample_factory"))),
         environments: _with_generated(environments, _families()),
+        runtime: _with_generated(runtime, _messages()),
         **generated,
     }
 
