@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from appo.algorithms.cli import COMMANDS
 from appo.algorithms.run.algorithms import ALGORITHMS, BEST, DEFAULT, distinct, find_algorithm, flag_table
+from appo.algorithms.runtime import messages
 from appo.algorithms.runtime.config import SAMPLE_EFFICIENT
 from appo.algorithms.runtime.roles import OF_RUNTIME
 from appo.envs.make import FAMILIES
@@ -47,6 +49,18 @@ FRAMEWORKS = {
     ),
 }
 """Section of the table of synonyms -> name of the framework, flags of the same name, and first lines of the page."""
+
+RECEIVERS = {
+    "policy_workers": "policy worker",
+    "actors_of_groups": "actor",
+    "actors_of_slots": "actor",
+    "actors": "actor",
+    "takers": "learner, or a worker with `takes_trajectories`",
+    "learners": "learner",
+    "address": "worker in the message",
+    "ALL": "all",
+}
+"""Name in the code of a receiver in `messages.py` -> words of the page; main receives all other messages."""
 
 BY_DISPLAY = ("no_render",)  # its default depends on the machine
 
@@ -168,10 +182,9 @@ def _families() -> str:
     rows = [
         (family.name, ", ".join(f"`{name}`" for name in family.examples) + ", ...", family.treatment)
         for family in FAMILIES
-        if family.treatment
     ]
     rows += [
-        ("MuJoCo, Box2D, classic control, toys", "`HalfCheetah-v5`, ...", "unchanged, from gymnasium"),
+        ("classic control, toys", "`CartPole-v1`, ...", "unchanged, from gymnasium"),
         (
             "PettingZoo, several agents",
             "`sisl/pursuit-v5`, ...",
@@ -179,6 +192,17 @@ def _families() -> str:
         ),
     ]
     return _rows(("family", "ids", "treatment"), rows)
+
+
+def _messages() -> str:
+    """Table of the messages and their fields, by receiver."""
+    found: dict[str, list[str]] = {}
+    for name, kind in vars(messages).items():
+        if isinstance(kind, type) and issubclass(kind, tuple):
+            find: Any = messages.RECEIVERS.get(kind)
+            to = next((to for word, to in RECEIVERS.items() if find and word in find.__code__.co_names), "main")
+            found.setdefault(to, []).append(f"`{name}` {', '.join(kind._fields)}".strip())
+    return _rows(("to", "messages"), [(to, "; ".join(names)) for to, names in found.items()])
 
 
 def _presets() -> str:
@@ -206,12 +230,14 @@ def _with_generated(path: Path, *generated: str) -> str:
 def pages() -> dict[Path, str]:
     """Return path -> text of every generated page."""
     sample_factory, environments = HERE / "from_sample_factory.md", HERE / "environments.md"
+    runtime = HERE.parent / "algorithms" / "runtime" / "README.md"
     generated = {HERE / f"from_{section}.md": synonym_page(section) for section in FRAMEWORKS}
     return {
         HERE / "flags.md": flags_page(),
         HERE / "metrics.md": metrics_page(),
         sample_factory: _with_generated(sample_factory, "\n\n".join(_synonyms("sample_factory"))),
         environments: _with_generated(environments, _families(), _presets()),
+        runtime: _with_generated(runtime, _messages()),
         **generated,
     }
 

@@ -78,7 +78,7 @@ class Family:
         package: Python package that must be installed.
         extra: extra of `setup.py` that installs the package: `pip install "appo[EXTRA]"`.
         examples: ids for the documentation and the tests; the tests train in the first.
-        treatment: what the adapter changes, for docs/environments.md; empty: nothing.
+        treatment: what the adapter changes, for docs/environments.md.
         ids: regular expression that the beginning of an id matches if the id needs the package; None: ids do not tell.
         claims_ids: whether the adapter makes every environment with such an id. If the ids are words that other
             packages use too, the adapter makes only environments with a matching entry point.
@@ -97,7 +97,7 @@ class Family:
     package: str
     extra: str
     examples: tuple[str, ...]
-    treatment: str = ""
+    treatment: str = "unchanged"
     ids: str | None = None
     claims_ids: bool = True
     entry_points: str | None = None

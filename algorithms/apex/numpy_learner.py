@@ -29,7 +29,7 @@ class NumpyUpdate:
     """
 
     def __init__(self, learner: ApexLearner) -> None:
-        self.learner, self._check = learner, TwinCheck()
+        self.learner, self._check = learner, TwinCheck("apex/numpy_learner.py")
         self._networks: dict[int, tuple[NumpyQNetwork, ...]] = {}
 
     def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
@@ -39,7 +39,7 @@ class NumpyUpdate:
         if self._check.is_due():
             mine, names = gradient.clone(), found[1].keys()
             found = learner.differentiate(batch, beta)
-            if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
+            if self._check.retires(mine, gradient, names, found[1].keys()):
                 learner.quick = None
         return found
 

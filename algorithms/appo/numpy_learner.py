@@ -40,7 +40,7 @@ class NumpyUpdate:
         assert isinstance(learner.model, TowerActorCritic)
         self.learner, self.model, self.config = learner, learner.model, learner.config
         self._networks: dict[tuple[int, ...], NumpyMlpTraining] = {}
-        self._check = TwinCheck()
+        self._check = TwinCheck("appo/numpy_learner.py")
 
     def __call__(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
@@ -49,7 +49,7 @@ class NumpyUpdate:
         if self._check.is_due():
             mine, names = gradient.clone(), found[1].keys()
             found = learner.differentiate(batch)
-            if self._check.retires(mine, gradient, same_metrics=names == found[1].keys()):
+            if self._check.retires(mine, gradient, names, found[1].keys()):
                 learner.quick_update = None
         learner.step(batch.valid, found[1])
         return found[0]

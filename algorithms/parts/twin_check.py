@@ -1,9 +1,12 @@
 """The comparison of a twin, a loss written without torch, with torch's loss."""
 
 import logging
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
+
+from appo.utils.logging import SHOWN
 
 COMPARE_EVERY = 500  # steps; a comparison costs about as much as three of them
 TOLERANCE = 1e-3
@@ -17,10 +20,13 @@ class TwinCheck:
 
     A single difference can be chance: a ratio at the edge of the clip, or two equal values that rounding swaps. So the
     next step is compared too.
+
+    Args:
+        file: file of the twin, for the warning.
     """
 
-    def __init__(self) -> None:
-        self._steps, self._differed = 0, False
+    def __init__(self, file: str) -> None:
+        self.file, self._steps, self._differed = file, 0, False
 
     def is_due(self) -> bool:
         """Return whether the next step is compared; call once per step."""
@@ -28,14 +34,18 @@ class TwinCheck:
         self._steps += 1
         return due
 
-    def retires(self, mine: Tensor, exact: Tensor, *, same_metrics: bool) -> bool:
+    def retires(self, mine: Tensor, exact: Tensor, names: AbstractSet[str], exact_names: AbstractSet[str]) -> bool:
         """Return whether gradients [P] differ twice in a row, or names of metrics differ; log a warning if so."""
         difference = torch.linalg.vector_norm(mine - exact)
         differs = bool(difference > TOLERANCE * torch.linalg.vector_norm(exact))
-        retires = not same_metrics or (differs and self._differed)
+        reason = ""
+        if differs and self._differed:
+            reason = f"the loss is another one than {self.file} computes"
+        if gone := names - exact_names:
+            reason = f"the loss lacks {', '.join(sorted(gone))}, computed by {self.file}"
+        if missing := exact_names - names:
+            reason = f"{self.file} does not compute {', '.join(sorted(missing))}"
         self._differed = differs
-        if retires:
-            log.warning(
-                "the loss is not the one that was written out for small networks; torch computes it from here on"
-            )
-        return retires
+        if reason:
+            log.warning("updates run in torch: %s", reason, extra=SHOWN)
+        return bool(reason)

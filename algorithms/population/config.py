@@ -36,6 +36,7 @@ class PopulationConfig:
         "function of yours, package.module:function, that says which policy plays an episode: given the agent's number"
         " in its env, the env's number in the run and a numpy generator, it returns the policy; empty = drawn so that"
         " all play as many steps",
+        needs="actors",
     )
     policies_to_train: tuple[int, ...] = flag((), "policies that learn, the others only play; empty = all", minimum=0)
     frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)
@@ -82,7 +83,9 @@ class PopulationConfig:
         minimum=1,
         needs="with_pbt",
     )
-    self_play: bool = flag(False, "in an env of several agents, play against past versions of the policy too")
+    self_play: bool = flag(
+        False, "in an env of several agents, play against past versions of the policy too", needs="actors"
+    )
     self_play_period_env_steps: int = flag(
         500_000,
         "env steps after which the policy joins the pool of past versions",

@@ -239,7 +239,11 @@ class SamplingConfig:
         minimum=1,
         needs="processes",
     )
-    restart_workers: bool = flag(True, "start a process again that has died, failed or hung; off = that ends the run")
+    restart_workers: bool = flag(
+        True,
+        "start a process again that has died, failed or hung; off = that ends the run",
+        needs="actors|processes",
+    )
     actor_max_growth_mb: int = flag(
         0,
         "MiB by which an actor with what its envs have started may grow before another one takes its place if it goes"

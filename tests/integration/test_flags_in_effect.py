@@ -3,8 +3,9 @@
 import ast
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from gymnasium import spaces
 
 from appo.algorithms import cli
 from appo.algorithms.appo.algorithm import APPO
+from appo.algorithms.offline.algorithm import BC
+from appo.algorithms.offline.config import CloningConfig
 from appo.algorithms.run import main
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
 from appo.algorithms.run.config import Config, parse_train_flags, resolve
@@ -20,6 +23,7 @@ from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
 from appo.envs.spaces import Space, spec_of
+from appo.utils.flags import flag
 from tests.integration.runs import ROOT
 from tests.unit.datasets.data import written
 
@@ -42,8 +46,9 @@ ELSEWHERE = {
     "res_w": "envs/families/vizdoom/__init__.py",
     "res_h": "envs/families/vizdoom/__init__.py",
     "input_evaluation": "algorithms/run/config.py",
+    "experiment_summaries_interval": "algorithms/runtime/monitor/monitor.py",
 }
-"""Flags that a short run of CartPole has no use for -> where they are read."""
+"""Flags that a short run may have no use for -> where they are read."""
 
 
 def named_in(path: Path) -> set[str]:
@@ -54,6 +59,18 @@ def named_in(path: Path) -> set[str]:
     }
 
 
+COMPREHENSIONS = {"<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>"}
+
+
+def reader(depth: int) -> CodeType:
+    """Code of the function that reads: up to Python 3.11, each comprehension inside has a frame of its own."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame and frame.f_back and frame.f_code.co_name in COMPREHENSIONS:
+        frame = frame.f_back
+    assert frame
+    return frame.f_code
+
+
 def spy_on(monkeypatch: pytest.MonkeyPatch, algo: str) -> set[str]:
     """Names of flags that anything reads from now on, but for what copies, compares or checks all of them."""
     table, read = flag_table(algo), set[str]()
@@ -61,7 +78,7 @@ def spy_on(monkeypatch: pytest.MonkeyPatch, algo: str) -> set[str]:
     def spied(names: frozenset[str]) -> Any:
         def get(flags: object, name: str) -> object:
             if name in names:
-                code = sys._getframe(1).f_code
+                code = reader(1)
                 copies = code.co_filename == "<string>" or code.co_filename.endswith("/dataclasses.py")
                 if not copies and code.co_name != "to_flat" and not code.co_name.lstrip("_").startswith("check"):
                     read.add(name)
@@ -81,8 +98,8 @@ def off_in(config: Config, features: Mapping[str, object]) -> set[str]:
     return {line.split()[0].removeprefix("--") for line in lines}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, algo: str) -> tuple[set[str], set[str]]:
-    """Train in this process; names of flags that were read, and of those that have no effect."""
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, algo: str, like: str = "") -> tuple[set[str], set[str]]:
+    """Train in this process, as long as `like`; names of flags that were read, and of those that have no effect."""
     seen: list[tuple[Config, Mapping[str, object]]] = []
 
     def watched(config: Config, *arguments: Any, **keywords: Any) -> dict[str, object]:
@@ -90,7 +107,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, algo: str) -> tuple[set[s
         return dict(seen[0][1])
 
     monkeypatch.setattr(main, "features_of", watched)
-    where = (f"--train_dir={folder}", f"--algo={algo}", *SMALL, *LENGTHS[algo])
+    where = (f"--train_dir={folder}", f"--algo={algo}", *SMALL, *LENGTHS[like or algo])
     if find_algorithm(algo).needs_actors:
         where += PLAYING
     else:
@@ -110,6 +127,25 @@ def test_every_flag_is_read_or_has_no_effect(tmp_path: Path, monkeypatch: pytest
     flags = flag_table(algo).flags
     assert flags.keys() - read - off - ELSEWHERE.keys() == set()
     assert off >= flags.keys() & WITHOUT_EFFECT.keys()
+
+
+@dataclass(frozen=True)
+class UnreadConfig(CloningConfig):
+    """Learning."""
+
+    unread: int = flag(0, "no code reads the value")
+
+
+class Unread(BC):
+    name, flags = "Unread", UnreadConfig
+
+
+def test_a_flag_without_a_reader_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, off = run(monkeypatch, tmp_path, f"{__name__}:Unread", like="BC")
+    flags = flag_table(f"{__name__}:Unread").by_part["learning"]
+    assert "batch_size" in read
+    assert off.isdisjoint(flags)
+    assert {name for name in flags.keys() - read if not flags[name].needs} - ELSEWHERE.keys() == {"unread"}
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -241,6 +277,11 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         ]),
         (["--wandb_user=a", "--track=mlflow,wandb"], NUMBERS, CHOICES, []),
         (["--algo=tests.integration.test_flags_in_effect:Own", "--gae_lambda=0.5"], NUMBERS, CHOICES, []),
+        (["--algo=BC", "--input=x", "--restart_workers=False", *TWO[:1], "--policy_mapping=a:b"], NUMBERS, CHOICES, [
+            "--policy_mapping has no effect: it is for algorithms that play environments",
+            "--restart_workers has no effect: it is for algorithms that play environments or runs with processes, not"
+            " --inference=serial",
+        ]),
         (["--algo=MARWIL", "--input=x", "--num_workers=2"], NUMBERS, CHOICES, [
             "--num_workers has no effect: it is for algorithms that play environments"
         ]),

@@ -39,9 +39,11 @@ from appo.algorithms.runtime.messages import (
     TrajectoryReady,
     VersionDue,
     Wake,
+    WorkerReport,
 )
 from appo.utils.errors import UsageError
 from appo.utils.failpoints import failpoint
+from appo.utils.logging import take_raised
 from appo.utils.timing import COPYING, FRAMEWORK, TRAINING, clock
 
 log = logging.getLogger(__name__)
@@ -266,6 +268,8 @@ class LearnerWorker:
         if now - self._saved >= STATE_SECONDS:
             self.save(asked=False)
         if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
+            if raised := take_raised():
+                yield WorkerReport(str(self.address), {}, raised)
             yield (report := self._report())
             if batch is not None:
                 self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)

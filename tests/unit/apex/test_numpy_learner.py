@@ -150,7 +150,7 @@ def test_it_retires_where_the_loss_is_another_one(caplog: pytest.LogCaptureFixtu
         learn(exact, batch_of(seed=seed))
     assert quick.quick is None
     assert torch.equal(quick.flat.flat, exact.flat.flat)
-    assert "torch computes it from here on" in caplog.text
+    assert "updates run in torch: the loss is another one than apex/numpy_learner.py computes" in caplog.text
 
 
 def test_it_stays_where_the_loss_is_the_same() -> None:

@@ -11,6 +11,7 @@ from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.ops.returns import Returns
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ActionPart, EnvSpec
+from appo.utils.logging import SHOWN
 from tests.unit.appo.batches import SPEC, batch_of, clone, learn, learner_of, parameters
 from tests.unit.models.cases import CORES, GAUSSIAN, MIXED, env_spec_of
 
@@ -171,7 +172,9 @@ def test_a_twin_that_lacks_a_metric_retires_at_once(caplog: pytest.LogCaptureFix
     learn(found, batch_of(found.model))
     assert found.quick_update is None
     assert found.metrics()["size"] == 7.0
-    assert "torch computes it from here on" in caplog.text
+    (record,) = caplog.records
+    assert record.getMessage() == "updates run in torch: appo/numpy_learner.py does not compute size"
+    assert vars(record).items() >= SHOWN.items()
 
 
 def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +206,7 @@ def test_a_changed_loss_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
         learn(learner, clone(batch))
     assert found.quick_update is None
     assert torch.equal(parameters(found), parameters(expected))
-    assert "torch computes it from here on" in caplog.text
+    assert "updates run in torch: the loss is another one than appo/numpy_learner.py computes" in caplog.text
 
 
 @pytest.mark.parametrize(

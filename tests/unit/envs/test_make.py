@@ -220,6 +220,8 @@ def test_every_family_has_an_extra_in_setup_and_a_way_to_be_recognized(family: F
     setup = Path(make.__file__).resolve().parents[1].joinpath("setup.py").read_text()
     assert f'    "{family.extra}": [' in setup
     assert family.ids or family.entry_points
+    assert family.examples
+    assert family.treatment
     assert all(flag in flags_of(EnvConfig) for flag in family.flags)
     assert len([other for other in make.FAMILIES if other.name == family.name]) == 1
 

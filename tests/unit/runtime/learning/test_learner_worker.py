@@ -14,7 +14,7 @@ from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import learner_worker as module
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
-from appo.algorithms.runtime.learning.learner_worker import LearnerMemory, LearnerWorker, TrainingPlan
+from appo.algorithms.runtime.learning.learner_worker import REPORT_SECONDS, LearnerMemory, LearnerWorker, TrainingPlan
 from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, empty_vectors
@@ -30,6 +30,7 @@ from appo.algorithms.runtime.messages import (
     StateSaved,
     Stop,
     TrajectoryReady,
+    WorkerReport,
 )
 from appo.utils import checkpoint_files, failpoints
 from appo.utils.errors import NumericsError, UsageError
@@ -134,6 +135,14 @@ def test_initial_weights_are_published_as_version_1(training: Training) -> None:
     assert weights is not None
     assert weights.tolist() == [0.0] * WEIGHTS
     assert not training.worker.pending()
+
+
+def test_a_report_comes_with_the_warnings_for_main(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "take_raised", lambda: ("updates run in torch",))
+    training.now += REPORT_SECONDS
+    warnings, report = training.work()
+    assert warnings == WorkerReport("learner_0", {}, ("updates run in torch",))
+    assert isinstance(report, LearnerReport)
 
 
 def test_weights_are_published_after_every_optimizer_step(training: Training) -> None:
