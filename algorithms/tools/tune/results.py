@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from appo.algorithms.ops.intervals import student_interval
@@ -16,60 +17,41 @@ from appo.utils.system.machine import available_cores, processor_name
 
 BEST, TABLE, SUMMARY, PICTURE = "best.toml", "table.txt", "summary.json", "study.png"
 SHOWN_TRIALS, WIDTH = 10, 115  # of the table on the terminal
-LONGEST_NAME = 24
 
 
 class Results(NamedTuple):
     """Everything that a study has found.
 
     Attributes:
-        shared: flags of all runs, by name.
-        preset: all flags of the preset.
-        values: flags of each trial, by its number.
+        flags: flags of the winner.
         records: trials.
+        changes: values of each trial that differ from the preset, by number.
         winner: best trial.
         confirmed: runs of the winner with new seeds, by seed.
         importances: share of each flag in the differences of scores.
     """
 
-    shared: Mapping[str, object]
-    preset: Mapping[str, object]
-    values: Mapping[int, Mapping[str, object]]
+    flags: Mapping[str, object]
     records: Sequence[Record]
+    changes: Mapping[int, Mapping[str, object]]
     winner: Record
     confirmed: Mapping[int, Outcome]
     importances: Mapping[str, float]
 
-    def changed(self, number: int) -> dict[str, object]:
-        """Return the flags of a trial that differ from the preset."""
-        values = self.values[number].items()
-        return {name: value for name, value in values if flag_text(value) != flag_text(self.preset.get(name))}
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """Return the flags of the winner that are no defaults of its preset."""
-        return {**self.shared, **self.values[self.winner.number]}
-
 
 def write(results: Results, folder: Path) -> list[str]:
     """Write all files of a study; return the lines for the terminal."""
-    winner, confirmed = results.winner, [one.score for one in results.confirmed.values()]
-    whole = table(results)
-    replace_own(folder / TABLE, ("\n".join(whole) + "\n").encode())
+    whole, said = table(results), verdict(results)
+    best = (*(f"# {line}" for line in said), *(f"{n} = {toml_text(value)}" for n, value in results.flags.items()))
+    for name, lines in ((TABLE, whole), (BEST, best)):
+        replace_own(folder / name, "".join(f"{line}\n" for line in lines).encode())
     write_json_atomic(folder / SUMMARY, summary(results))
-    head = [f"trial {winner.number} of a study: {_mean([one.score for one in winner.outcomes])}"]
-    head += [f"with new seeds: {_mean(confirmed)}"] if confirmed else []
-    lines = [*(f"# {line}" for line in head), *(f"{n} = {toml_text(value)}" for n, value in results.flags.items())]
-    replace_own(folder / BEST, ("\n".join(lines) + "\n").encode())
-    said = [
-        *(line if len(line) < WIDTH else f"{line[:WIDTH]}..." for line in whole[: SHOWN_TRIALS + 1]),
-        *verdict(results),
-        f"appo train --config={folder / BEST}",
-    ]
-    if find_spec("matplotlib") is None:
-        return [*said, 'no picture: pip install "appo[plots]"']
-    draw(results, folder / PICTURE)
-    return [*said, f"in {folder}: {BEST}, {TABLE}, {SUMMARY}, {PICTURE}"]
+    shown = [line if len(line) <= WIDTH else f"{line[:WIDTH]}..." for line in whole[: SHOWN_TRIALS + 1]]
+    if has_plots := find_spec("matplotlib") is not None:
+        draw(results, folder / PICTURE)
+    picture = PICTURE if has_plots else 'no picture: pip install "appo[plots]"'
+    files = f"in {folder}: {BEST}, {TABLE}, {SUMMARY}, {picture}"
+    return [*shown, *said, files, f"train with the winner: appo train --config={folder / BEST}"]
 
 
 def table(results: Results) -> list[str]:
@@ -77,9 +59,9 @@ def table(results: Results) -> list[str]:
     rows = [["trial", "state", "seeds", "score", "seconds", "changes of the preset"]]
     for one in sorted(results.records, key=lambda one: (-len(one.outcomes), -one.score, one.number)):
         score = f"{one.score:.2f}" if one.outcomes else "-"
+        changes = " ".join(f"{n}={flag_text(v)}" for n, v in results.changes[one.number].items()) or "none"
         seconds = f"{sum(run.seconds for run in one.outcomes):.0f}"
-        changes = " ".join(f"{n}={flag_text(v)}" for n, v in results.changed(one.number).items())
-        rows.append([str(one.number), one.state, str(len(one.outcomes)), score, seconds, changes or "none"])
+        rows.append([str(one.number), one.state, str(len(one.outcomes)), score, seconds, changes])
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     return ["  ".join([*map(str.rjust, row, widths), row[-1]]) for row in rows]
 
@@ -87,36 +69,38 @@ def table(results: Results) -> list[str]:
 def verdict(results: Results) -> list[str]:
     """Return the comparison of winner and preset, by means with 95 % intervals (Student)."""
     preset, winner = results.records[0], results.winner
-    lines = [f"preset: {_mean([one.score for one in preset.outcomes])}"]
+    lines = [f"preset: {_mean(preset.outcomes)}"]
     if winner.number == preset.number:
         return [*lines, "no trial with all seeds was better than the preset"]
-    lines.append(f"trial {winner.number}: {_mean([one.score for one in winner.outcomes])}, chosen for this score")
-    if results.confirmed:
-        scores = [one.score for one in results.confirmed.values()]
-        lines.append(f"trial {winner.number} with seeds {','.join(map(str, results.confirmed))}: {_mean(scores)}")
-        if sum(scores) / len(scores) <= preset.score:
+    lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
+    if again := list(results.confirmed.values()):
+        lines.append(f"trial {winner.number} with seeds {','.join(map(str, results.confirmed))}: {_mean(again)}")
+        if fmean(one.score for one in again) <= preset.score:
             lines.append("with new seeds the winner is not better than the preset: keep the preset, or search on")
     return lines
 
 
 def summary(results: Results) -> dict[str, Any]:
     """Return the results for JSON."""
-
-    def plain(one: Record) -> dict[str, Any]:
-        runs = [run._asdict() for run in one.outcomes]
-        score = one.score if one.outcomes else None
-        return {"trial": one.number, "state": one.state, "score": score, "runs": runs, "error": one.error}
-
     states = [one.state for one in results.records]
+    trials = [
+        {
+            "state": one.state,
+            "score": one.score if one.outcomes else None,
+            "runs": [run._asdict() for run in one.outcomes],
+            "changes": results.changes[one.number],
+            "error": one.error,
+        }
+        for one in results.records
+    ]
     return {
         "machine": {"processor": processor_name(), "cores": available_cores()},
-        "flags": dict(results.shared),
-        "trials": {state: states.count(state) for state in sorted(set(states))},
-        "preset": plain(results.records[0]),
-        "winner": {**plain(results.winner), "changes": results.changed(results.winner.number)},
-        "confirmed": {str(seed): one._asdict() for seed, one in results.confirmed.items()},
-        "importances": dict(results.importances),
-        "all": [{**plain(one), "changes": results.changed(one.number)} for one in results.records],
+        "flags": results.flags,
+        "winner": results.winner.number,
+        "confirmed": {seed: one._asdict() for seed, one in results.confirmed.items()},
+        "importances": results.importances,
+        "states": {state: states.count(state) for state in sorted(set(states))},
+        "trials": trials,
     }
 
 
@@ -126,28 +110,23 @@ def draw(results: Results, path: Path) -> None:
 
     figure = Figure(figsize=(9.6, 4.2), dpi=130, layout="constrained")
     costs, bars = figure.subplots(1, 2)
-    most = max(len(one.outcomes) for one in results.records)
-    for seeds in range(1, most + 1):
-        ended = [one for one in results.records if len(one.outcomes) == seeds]
-        x = [sum(run.seconds for run in one.outcomes) / seeds for one in ended]
-        label = f"{seeds} seed{'s' * (seeds > 1)}"
-        costs.scatter(x, [one.score for one in ended], s=18, color=COLOURS[(seeds - 1) % len(COLOURS)], label=label)
-    for one, marker, label in ((results.records[0], "s", "preset"), (results.winner, "*", "winner")):
-        if one.outcomes:
-            x_of_one = sum(run.seconds for run in one.outcomes) / len(one.outcomes)
-            face = {"facecolors": "none", "edgecolors": "black", "label": label}
-            costs.scatter([x_of_one], [one.score], s=140, marker=marker, **face)
-    costs.set_xlabel("seconds of a run")
-    costs.set_ylabel("score")
+    groups: dict[str, list[Record]] = {}
+    for one in (one for one in results.records if one.outcomes):
+        groups.setdefault(f"seeds: {len(one.outcomes)}", []).append(one)
+    groups |= {"preset": [results.records[0]], "winner": [results.winner]}
+    for number, (label, group) in enumerate(groups.items()):
+        x, y = [fmean(run.seconds for run in one.outcomes) for one in group], [one.score for one in group]
+        colour, rings = COLOURS[number % len(COLOURS)], {"preset": 8, "winner": 12}
+        size, face = rings.get(label, 4), "none" if label in rings else colour
+        costs.plot(x, y, "o", markersize=size, color=colour, markerfacecolor=face, label=label)
+    costs.set(xlabel="seconds of a run", ylabel="score")
     costs.legend(frameon=False, fontsize=8)
-    names = list(results.importances)[::-1]
-    bars.barh([name[:LONGEST_NAME] for name in names], [results.importances[n] for n in names], color=COLOURS[0])
-    bars.set_xlabel("importance")
-    for axes in (costs, bars):
-        axes.spines[["top", "right"]].set_visible(False)
+    shares = list(results.importances.items())[::-1]
+    bars.barh([name for name, _ in shares], [share for _, share in shares], color=COLOURS[0])
+    bars.set(xlabel="importance")
     save_figure(figure, path)
 
 
-def _mean(scores: Sequence[float]) -> str:
-    mean, margin = student_interval(scores)
-    return f"{mean:.2f}" if len(scores) < 2 else f"{mean:.2f} [{mean - margin:.2f}, {mean + margin:.2f}]"
+def _mean(outcomes: Sequence[Outcome]) -> str:
+    mean, margin = student_interval([one.score for one in outcomes])
+    return f"{mean:.2f}" if len(outcomes) < 2 else f"{mean:.2f} [{mean - margin:.2f}, {mean + margin:.2f}]"
