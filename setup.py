@@ -25,6 +25,7 @@ ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]
 TRACKIO = ["trackio>=0.20"]
+TUNE = ["optuna>=4.5"]
 MLFLOW = ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"]  # its default store is a file of sqlite
 LZ4 = ["lz4>=4.4"]
 DEV = [
@@ -81,7 +82,8 @@ setup(
         "trackio": TRACKIO,
         "mlflow": MLFLOW,
         "lz4": LZ4,
-        "dev": DEV + ONNX + LZ4 + ["minari>=0.5.3"],
+        "tune": TUNE,
+        "dev": DEV + ONNX + LZ4 + TUNE + ["minari>=0.5.3"],
         "all": [package for packages in FAMILIES.values() for package in packages] + OFFLINE + VIDEO + PLOTS + LZ4,
     },
     entry_points={"console_scripts": ["appo=appo.algorithms.cli:main"]},

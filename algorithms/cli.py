@@ -185,6 +185,17 @@ COMMANDS: Mapping[str, Command] = {
         check="appo.algorithms.tools.flags:check_launch",
         training="words",
     ),
+    "tune": Command(
+        "search for better values of flags than the preset's",
+        "appo.algorithms.tools.tune.tune:tune",
+        "appo.algorithms.tools.flags:TuneConfig",
+        "appo tune STUDY --env=ID --trial_env_steps=N [flags] [flags of appo train], or appo tune STUDY to go on"
+        "      for example: appo tune cartpole --env=CartPole-v1 --trial_env_steps=20000 --trials=40",
+        words=("study",),
+        needs="a study: a name for its folder in --train_dir",
+        check="appo.algorithms.tools.flags:check_tune",
+        training="flags",
+    ),
     "replay": Command(
         "repeat the failure of an environment",
         "appo.algorithms.tools.replay_incident:replay",
@@ -287,7 +298,7 @@ def parse(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
     end = argv.index("--") if command.training == "words" and "--" in argv else len(argv)
     if wants_help(argv[:end]):
         print_and_exit(format_help(command.usage, {config_class.__name__.removesuffix("Config"): flags}, {}))
-    train_flags = resolve_name("appo.algorithms.run.config:FLAGS") if command.training == "flags" else {}
+    train_flags = resolve_name("appo.algorithms.run.config:flags_on")(argv) if command.training == "flags" else {}
     given = _parse_words(command, argv[:end], flags, train_flags)
     for flag, (other, value) in command.implied.items():
         if given.get(flag) is not None:

@@ -44,8 +44,8 @@ FRAMEWORKS = {
         ("env", "seed", "gamma", "batch_mode", "clip_actions", "policies_to_train", "shuffle_buffer_size", "log_level"),
         '`PPOConfig().environment("CartPole-v1").training(lr=1e-3)` is'
         ' `train(algo="PPO", env="CartPole-v1", learning_rate=1e-3)`, with `from appo import train`'
-        " ([python_api.md](python_api.md)). A search over flags is `appo launch --grid`"
-        " ([export.md](export.md#grids-and-seeds)).",
+        " ([python_api.md](python_api.md)). A search over flags is `appo tune`"
+        " ([tuning_hyperparameters.md](tuning_hyperparameters.md)), a grid `appo launch --grid`.",
     ),
 }
 """Section of the table of synonyms -> name of the framework, flags of the same name, and first lines of the page."""

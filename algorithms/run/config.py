@@ -44,7 +44,7 @@ from appo.utils.command_line import (
 )
 from appo.utils.errors import UsageError
 from appo.utils.files import read_mapping
-from appo.utils.flags import flattened
+from appo.utils.flags import Flag, flattened
 from appo.utils.system.devices import choose_device
 from appo.utils.values import TRUE_WORDS, flag_hint, from_plain, shown
 
@@ -225,6 +225,12 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
         usage = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
         print_and_exit(format_help(usage, groups, known or {}))
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
+
+
+def flags_on(argv: Sequence[str]) -> dict[str, Flag]:
+    """Return the flags of the algorithm that a command line or its config file names (UsageError: no such)."""
+    words = {name: word_of(argv, name) for name in ("algo", "config")}
+    return flag_table(algorithm_of({name: word for name, word in words.items() if word})).flags
 
 
 def algorithm_of(given: Mapping[str, object]) -> str:

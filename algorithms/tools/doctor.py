@@ -22,7 +22,7 @@ from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import free_bytes
 from appo.algorithms.run.tuning.choice import choose, in_unit, is_open, report
-from appo.algorithms.run.tuning.measure import Measurement, _enter, measure_run, require_answer
+from appo.algorithms.run.tuning.measure import Measurement, enter, measure_run, require_answer
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes import fork_server, inquiry
@@ -63,6 +63,7 @@ OPTIONAL = {
     "wandb": "wandb",
     "trackio": "trackio",
     "mlflow-skinny": "mlflow",
+    "optuna": "tune",
 }
 FEW_FILES, LITTLE_MEMORY, LITTLE_SHARED = 1024, 2 << 30, 64 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where others leave theirs, not we ours)
@@ -396,5 +397,5 @@ def _size(number: int) -> str:
 
 def try_nothing(pipe: Connection, log_path: Path) -> None:
     """Report the start of the process."""
-    _enter("probe", log_path)
+    enter("probe", log_path)
     pipe.send(True)

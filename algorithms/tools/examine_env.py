@@ -13,7 +13,7 @@ import numpy as np
 
 from appo.algorithms.playing.episodes import step_row
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.tuning.measure import _enter, _send_failures
+from appo.algorithms.run.tuning.measure import enter, send_failures
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_first, make_group
 from appo.envs.masks import random_action
@@ -219,7 +219,7 @@ def send_examination(
     pipe: Connection, log_path: Path, config: Config, group_size: int = 1, num_groups: int = 1
 ) -> None:
     """Send an `Examination` of the environment, then the count of a `crowd`; or a `WorkerFailed` instead."""
-    _enter("probe", log_path)
-    with _send_failures(pipe):
+    enter("probe", log_path)
+    with send_failures(pipe):
         pipe.send(examine(config.env))
         pipe.send(crowd(config.env, group_size, num_groups))

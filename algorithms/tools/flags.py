@@ -1,7 +1,7 @@
 """Flags of the tools, and checks of flags that contradict each other; without torch, so help is quick."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from appo.algorithms.run.config import parse_train_flags
 from appo.algorithms.run.folder import check_folders, check_name
 from appo.algorithms.runtime.config import LoggingConfig, RunConfig
 from appo.envs.config import EnvConfig
+from appo.utils.command_line import words_of
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 from appo.utils.values import shown
@@ -19,6 +20,11 @@ from appo.utils.values import shown
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 LAUNCH_DECIDES = ("experiment", "experiments_root", "train_dir", "seed", "restart_behavior")
 """Flags of training that identify a run of a launch; users cannot give them."""
+TUNE_DECIDES = (
+    *LAUNCH_DECIDES, "train_for_env_steps", "train_for_seconds", "train_until_return", "env", "algo", "config", "trust",
+)  # fmt: skip
+"""Flags that a study cannot search; `SHARED` may be given for all its runs."""
+SHARED = ("env", "algo", "config")
 RUNS = "runs, or groups of runs (appo launch makes groups): names in train_dir, or paths; may be the first words"
 
 
@@ -241,6 +247,38 @@ class LaunchConfig:
 
 
 @dataclass(frozen=True)
+class TuneConfig:
+    """Flags of `appo tune`. A study keeps its flags: a later start needs only the name, and may change the limits."""
+
+    study: str = flag(
+        "", "name of the study, its folder in train_dir; an existing one goes on; may be the first word without a name"
+    )
+    trial_env_steps: int = flag(0, "env steps of a run, after which its return counts", minimum=0)
+    trial_seconds: float = flag(0.0, "seconds of a run instead of env steps", minimum=0)
+    trials: int = flag(
+        0, "trials of the study, over all starts; 0 = 40, or any number with tune_for_seconds", minimum=0
+    )
+    tune_for_seconds: float = flag(0.0, "stop searching after this many seconds of this start; 0 = no limit", minimum=0)
+    parallel: int = flag(0, "runs at a time; 0 = cores", minimum=0)
+    seeds: tuple[int, ...] = flag(
+        (), "seeds of a trial, one after the other while the trial is among the best; empty = 1,2,3", minimum=0
+    )
+    confirm_seeds: int | None = flag(None, "new seeds with which the winner runs again; none = 3", minimum=0)
+    space: str = flag(
+        "",
+        "JSON, TOML or YAML file that maps each flag to tune to [low, high], [low, high, log] or a list of choices;"
+        " empty = a built-in space around the preset",
+    )
+    train_dir: str = flag("./train_dir", "folder of all runs")
+    trust: bool = same_flag(RunConfig, "trust")
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the study."""
+        return Path(self.train_dir, self.study)
+
+
+@dataclass(frozen=True)
 class ReplayConfig:
     """Flags of `appo replay`."""
 
@@ -314,3 +352,16 @@ def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
     for name in (*parse_train_flags(words), *config.flags_to_try):
         if name in LAUNCH_DECIDES:
             raise UsageError(f"{name} is decided by appo launch: leave it out")
+
+
+def check_tune(config: TuneConfig, given: Mapping[str, object]) -> None:
+    """Refuse two budgets of a run, a seed twice, and flags of training that the study decides (UsageError)."""
+    check_location(config)
+    check_name("study", config.study)
+    if config.trial_env_steps and config.trial_seconds:
+        raise UsageError("--trial_env_steps and --trial_seconds are two budgets for one run: give one of them")
+    if len(set(config.seeds)) < len(config.seeds):
+        raise UsageError(f"--seeds={words_of(config.seeds)} has a seed twice")
+    for name in given:
+        if name in TUNE_DECIDES and name not in SHARED:
+            raise UsageError(f"{name} is decided by appo tune: leave it out")

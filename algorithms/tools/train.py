@@ -73,18 +73,18 @@ def format_flags(config: Config, origins: Mapping[str, str], wanted: str) -> str
 def _line(name: str, value: object, origin: str) -> str:
     # A config file cannot name a config file, and a run without a name gets a new name each time.
     left_out = name == "config" or (name == "experiment" and origin == "default")
-    return f"{'# ' * left_out}{name} = {_toml(value)}  # {origin}"
+    return f"{'# ' * left_out}{name} = {toml_text(value)}  # {origin}"
 
 
-def _toml(value: object) -> str:
+def toml_text(value: object) -> str:
     """Return a value as TOML. TOML lacks null: None is a word, and a mapping with null is a string of JSON."""
     if value is None:
         return '"none"'
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, dict):
         text = json.dumps(value, ensure_ascii=False)
         if "null" in text:
-            return _toml(text)
-        return f"{{{', '.join(f'{_toml(key)} = {_toml(element)}' for key, element in value.items())}}}"
+            return toml_text(text)
+        return f"{{{', '.join(f'{toml_text(key)} = {toml_text(element)}' for key, element in value.items())}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -237,8 +237,8 @@ def require_answer(answer: object) -> object:
 
 def measure_environment(pipe: Connection, log_path: Path, config: Config, measure: bool) -> None:
     """Send the environment's `EnvSpec`, then its `stepping_costs`; a `WorkerFailed` takes a missing result's place."""
-    _enter("probe", log_path)
-    with _send_failures(pipe):
+    enter("probe", log_path)
+    with send_failures(pipe):
         from appo.algorithms.run.tuning.environment import stepping_costs
         from appo.envs.loop.env_set import OnFailure
 
@@ -247,10 +247,9 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
         if not config.env.env:
             pipe.send(learned_spec(config, None))
             return
-        with contextlib.ExitStack() as made, _send_failures(pipe):  # first, as what is broken may take long to close
-            envs = make_first(
-                config.env, config.sampling.given_group_size, on_failure=OnFailure(config.env.max_env_rebuilds)
-            )
+        with contextlib.ExitStack() as made, send_failures(pipe):  # first, as what is broken may take long to close
+            on_failure = OnFailure(config.env.max_env_rebuilds)
+            envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
             made.callback(envs.close)
             seconds = time.perf_counter() - begin
             envs.spec = with_precision(envs)
@@ -272,8 +271,8 @@ def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvS
 
     A `WorkerFailed` takes the place of a missing result.
     """
-    _enter("model_probe", log_path)
-    with _send_failures(pipe):
+    enter("model_probe", log_path)
+    with send_failures(pipe):
         from appo.algorithms.run.tuning.network import NetworkTimer
 
         config.run.keep_code_out()
@@ -285,14 +284,15 @@ def measure_network(pipe: Connection, log_path: Path, config: Config, spec: EnvS
                 pipe.send(network.threads_ratio(pipe.recv()))
 
 
-def _enter(name: str, log_path: Path) -> None:
+def enter(name: str, log_path: Path) -> None:
+    """Isolate a process that tries, measures or trains beside main, with one numeric thread."""
     isolate(name, log_path, leads_group=True)
     machine.allocator_settings()
     machine.limit_threads(1)
 
 
 @contextlib.contextmanager
-def _send_failures(pipe: Connection) -> Iterator[None]:
+def send_failures(pipe: Connection) -> Iterator[None]:
     """Send any error raised while entered; environments may raise everything, even SystemExit."""
     try:
         yield

@@ -7,6 +7,7 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from appo.algorithms.runtime.messages import WorkerFailed
@@ -83,6 +84,11 @@ class Inquiry:
             abandon([self._process] if self._process.is_alive() else [])
             kill_group(self._process.pid or 0)
             self.janitor.forget(self._process.pid or 0)
+
+    @property
+    def pipe(self) -> Connection:
+        """Return the pipe of the answers, to wait for several inquiries at once."""
+        return self._pipe
 
     def finish(self) -> None:
         """Wait until a process without an open question has closed its environments, at most `CLOSING_SECONDS`.

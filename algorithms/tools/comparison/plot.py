@@ -102,8 +102,8 @@ def _plot_lineage(config: PlotConfig, root: Path) -> int:
     for line in describe(events):
         say(line)
     path = Path(config.output) if config.output else RunFolder(run).lineage_picture
-    _require_matplotlib()
-    _save(draw_lineage(events), path)
+    require_matplotlib()
+    save_figure(draw_lineage(events), path)
     say(f"drawn: {path}")
     return 0
 
@@ -152,7 +152,7 @@ def interquartile_mean(values: Array) -> Array:
 
 def draw(groups: Mapping[str, Sequence[ComparedRun]], axis: Axis, path: Path) -> None:
     """Write the picture (UsageError: matplotlib is missing, or the file cannot be written)."""
-    _require_matplotlib()
+    require_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -172,10 +172,11 @@ def draw(groups: Mapping[str, Sequence[ComparedRun]], axis: Axis, path: Path) ->
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for text in figure.legend(frameon=False, fontsize=8, loc="outside lower left").get_texts():
         text.set_parse_math(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _require_matplotlib() -> None:
+def require_matplotlib() -> None:
+    """Refuse to draw without matplotlib (UsageError)."""
     if find_spec("matplotlib") is None:
         raise UsageError('drawing needs matplotlib: pip install "appo[plots]"')
 
@@ -203,7 +204,8 @@ def _label(group: Sequence[ComparedRun], names: Sequence[str]) -> str:
     return printable(f"{' '.join(parts)}{': ' if parts else ''}{middle} of {len(group)} runs")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a picture in the format of its suffix (UsageError: no such format, or the file cannot be written)."""
     with replaced_when_whole(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

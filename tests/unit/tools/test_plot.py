@@ -116,7 +116,7 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
 
 def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plot, "save_figure", lambda figure, path: drawn.append(figure))
     plot.draw({"_x": [ComparedRun("_x", {}, line(0, 100, 1.0))]}, "env_steps", Path("x.png"))
     assert [text.get_text().strip() for text in drawn[0].legends[0].get_texts()] == ["_x"]
 

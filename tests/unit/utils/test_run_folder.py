@@ -346,6 +346,7 @@ ELSEWHERE = {
     "appo.algorithms.tools.report.report: path.parent.mkdir(parents=True, exist_ok=True)": "named by the user",
     "appo.algorithms.tools.report.report: temporary.write_bytes(content)": "named by the user",
     "appo.algorithms.tools.launch: config.folder.mkdir(parents=True, exist_ok=True)": "above all runs",
+    "appo.algorithms.tools.tune.tune: shutil.rmtree(self.folder / name, ignore_errors=True)": "does not follow links",
     "appo.algorithms.tools.hub: folder.mkdir(parents=True)": "must be new",
     "appo.algorithms.tools.hub: shutil.copyfile(config.video, folder / f'replay{Path(config.video).suffix.lower()}')":
         "into a new folder",

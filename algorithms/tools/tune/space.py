@@ -1,0 +1,176 @@
+"""The search space of a study: for each flag a range or choices, around the preset of the environment."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from appo.algorithms.run.algorithms import FlagTable, algorithms_with
+from appo.algorithms.run.config import Config
+from appo.algorithms.tools.flags import TUNE_DECIDES
+from appo.utils.command_line import flag_text
+from appo.utils.errors import UsageError
+from appo.utils.flags import Flag
+from appo.utils.values import flag_hint, from_plain, is_number, shown
+
+RATE_FACTOR = 8.0
+FEWEST_ITERATIONS = 4  # of a run: larger batches would learn nothing within the budget
+CHOICES: Mapping[str, tuple[object, ...]] = {
+    "lr_schedule": ("constant", "linear"),
+    "gamma": (0.9, 0.95, 0.98, 0.99, 0.995, 0.999),
+    "gae_lambda": (0.8, 0.9, 0.95, 0.98, 1.0),
+    "vtrace_lambda": (0.8, 0.9, 0.95, 0.98, 1.0),
+    "exploration_loss_coeff": (0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03),
+    "value_loss_coeff": (0.25, 0.5, 1.0, 2.0),
+    "ppo_clip_ratio": (0.1, 0.2, 0.3, 0.4),
+    "ppo_epochs": (1, 2, 4, 8, 16),
+    "max_grad_norm": (0.3, 0.5, 1.0, 2.0, 5.0),
+    "n_steps": (1, 3, 5, 10),
+    "encoder_mlp_layers": ([64, 64], [128, 128], [256, 256]),
+    "hidden_size": (128, 256, 512),
+    "nonlinearity": ("elu", "relu", "tanh"),
+    **dict.fromkeys(("actor_critic_share_weights", "normalize_input", "normalize_returns"), (False, True)),
+}
+"""Choices of the built-in space; the preset's value is added. A flag without an effect is left out."""
+MULTIPLES = ("rollout", "batch_size", "num_batches_per_iteration", "target_update_interval", "learning_starts")
+"""Flags of the built-in space that take the preset's value, or 2 or 4 times as much or as little."""
+
+
+class Range(NamedTuple):
+    """Values from `low` to `high`, both included; with `log` searched on a logarithmic scale."""
+
+    low: float
+    high: float
+    log: bool
+
+
+Space = Mapping[str, Range | tuple[object, ...]]
+"""Flag -> range, or choices."""
+
+
+def parse_space(content: Mapping[str, object], table: FlagTable, source: str) -> Space:
+    """Read the mapping of a file: flag -> [low, high], [low, high, "log"], a list of choices, or {"choices": list}.
+
+    Raises:
+        UsageError: a flag does not exist or belongs to the study, or a value is wrong; begins with `source`.
+    """
+    space: dict[str, Range | tuple[object, ...]] = {}
+    for word, asked in content.items():
+        key = word.replace("-", "_")
+        name = table.aliases.get(key, key)
+        try:
+            if name not in table.flags:
+                raise UsageError(f"unknown flag {shown(word)}{flag_hint(key, table.flags, algorithms_with, dashes='')}")
+            if name in TUNE_DECIDES:
+                raise UsageError(f"{name} is decided by appo tune")
+            space[name] = _parameter(table.flags[name], asked)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
+    if not space:
+        raise UsageError(f"{source} names no flag to tune")
+    return space
+
+
+def _parameter(flag: Flag, asked: object) -> Range | tuple[object, ...]:
+    listed = asked.get("choices") if isinstance(asked, Mapping) and asked.keys() == {"choices"} else asked
+    if not isinstance(listed, list) or not listed:
+        shape = "[low, high], [low, high, log] or a list of choices"
+        raise UsageError(f"{flag.name} needs {shape}, got {shown(asked)}")
+    values, log = [from_plain(flag, one) for one in listed[:2]], listed[2:]
+    is_log = len(log) == 1 and (log[0] == "log" or log[0] is True)  # `[1, 2, 1]` is three choices
+    if listed is not asked or flag.kind not in ("int", "float") or len(listed) == 1 or (log and not is_log):
+        return tuple({flag_text(value): value for value in (from_plain(flag, one) for one in listed)}.values())
+    low, high = values
+    if not (is_number(low) and is_number(high) and low < high and (low > 0 or not is_log)):
+        need = "two numbers, the lower first" + ", above 0 for log" * is_log
+        raise UsageError(f"{flag.name} needs {need}, got {shown(listed)}")
+    return Range(low, high, is_log)
+
+
+def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
+    """Return the space around a preset, as the mapping of a file.
+
+    Args:
+        config: flags of the preset, all decided.
+        fixed: flags of the user, which all trials share.
+    """
+    algorithm, images, flat = config.algorithm, config.reads_images, config.to_flat()
+    features = {"images": images, "vectors": not images, "memory": config.model.use_rnn, "actors": True}
+    features |= {"critic": algorithm.values == "critic", "returns": bool(algorithm.values)}
+    space: dict[str, object] = {}
+    for name in ("learning_rate", *CHOICES, *MULTIPLES):
+        flag, value = config.table.flags.get(name), flat.get(name)
+        if flag is None or name in fixed or flag.missing({**flat, **features}):
+            continue
+        if name in CHOICES:
+            space[name] = {"choices": [value, *(one for one in CHOICES[name] if one != value)]}
+        elif isinstance(value, int) and value > 0:
+            sizes = [value, *(size for size in (value // 4, value // 2, 2 * value, 4 * value) if size > 0)]
+            space[name] = {"choices": list(dict.fromkeys(sizes))}
+        elif is_number(value) and value > 0:
+            space[name] = [value / RATE_FACTOR, min(value * RATE_FACTOR, 1.0), "log"]
+    return space
+
+
+def words_of_preset(space: Space, preset: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters of the preset: a number in a range, the text of a flag for choices.
+
+    A value outside of the space becomes the nearest end of a range, or the first choice.
+    """
+    words: dict[str, object] = {}
+    for name, one in space.items():
+        value = preset[name]
+        if isinstance(one, Range):
+            words[name] = min(max(value, one.low), one.high) if is_number(value) else one.low
+        else:
+            texts = [flag_text(choice) for choice in one]
+            words[name] = flag_text(value) if flag_text(value) in texts else texts[0]
+    return words
+
+
+def differences(values: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
+    """Return the values that differ from the preset."""
+    return {name: value for name, value in values.items() if flag_text(value) != flag_text(preset[name])}
+
+
+def values_of(words: Mapping[str, object], space: Space, preset: Config, most_samples: float) -> dict[str, object]:
+    """Return the flags of a trial: readable numbers, and batches that the algorithm and the budget allow.
+
+    Args:
+        words: parameters, see `words_of_preset`.
+        space: search space.
+        preset: flags of the preset.
+        most_samples: samples of a run; inf: the budget is a time.
+
+    Raises:
+        UsageError: a parameter is none of the space.
+    """
+    flat, values = preset.to_flat(), dict[str, object]()
+    for name, one in space.items():
+        word = words.get(name)
+        if isinstance(one, Range) and is_number(word):
+            whole = preset.table.flags[name].kind == "int"
+            values[name] = flat[name] if word == flat[name] else int(word) if whole else float(f"{word:.4g}")
+            continue
+        texts = {} if isinstance(one, Range) else {flag_text(choice): choice for choice in one}
+        if word not in texts:
+            raise UsageError(f"{name}={shown(word)} is no value of the study")
+        values[name] = texts[str(word)]
+    return _fitted(values, preset, most_samples) if differences(values, flat) else values
+
+
+def _fitted(values: dict[str, object], preset: Config, most_samples: float) -> dict[str, object]:
+    """Lower tuned batches to a share of the budget, and round the batch up to whole rollouts if required."""
+    learning = preset.learning
+    batch, count = "batch_size", "num_batches_per_iteration"
+    sizes: dict[str, int] = {name: values.get(name, getattr(learning, name, 0)) for name in (count, batch, "rollout")}  # type: ignore[misc]
+    if all(sizes.values()):
+        for name in (count, batch):
+            while name in values and sizes[name] > 1 and sizes[count] * sizes[batch] > most_samples / FEWEST_ITERATIONS:
+                sizes[name] //= 2
+        values |= {name: size for name, size in sizes.items() if name in values}
+        try:
+            own = {name: value for name, value in values.items() if name in preset.table.by_part["learning"]}
+            preset.algorithm.check(replace(learning, **own), None)
+        except UsageError:
+            values[batch] = -(-sizes[batch] // sizes["rollout"]) * sizes["rollout"]
+    return values

@@ -1,0 +1,279 @@
+"""`appo tune` searches for better flags: trials in processes, in a study on disk that goes on after any end."""
+
+import contextlib
+import math
+import multiprocessing.connection
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.folder import MARK, folders, is_run
+from appo.algorithms.run.preload import preloaded
+from appo.algorithms.run.trust import is_marked, marked
+from appo.algorithms.run.tuning.measure import resolve_defaults
+from appo.algorithms.runtime.messages import WorkerFailed
+from appo.algorithms.runtime.processes.fork_server import start_fork_server
+from appo.algorithms.runtime.processes.inquiry import Inquiry
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.processes.supervisor import WorkerError
+from appo.algorithms.tools.flags import TUNE_DECIDES, TuneConfig
+from appo.algorithms.tools.tune.results import Results, write
+from appo.algorithms.tools.tune.space import Space, built_in, differences, parse_space, values_of, words_of_preset
+from appo.algorithms.tools.tune.study import Job, Record, Study, require_optuna
+from appo.algorithms.tools.tune.trial import Outcome, Point, run_trial
+from appo.envs.make import check_name
+from appo.utils.command_line import flag_text, say, words_of
+from appo.utils.errors import Interrupted, StopNow, UsageError
+from appo.utils.files import read_mapping
+from appo.utils.lock import RunLock
+from appo.utils.run_folder import RunFolder, read_own_mapping, remove_own, write_json_atomic
+from appo.utils.system.limits import raise_limit
+from appo.utils.system.machine import available_cores
+from appo.utils.system.signal_watch import SignalWatch
+from appo.utils.values import shown
+
+POLL_SECONDS = 0.5
+STUDY_FILE = "study.json"
+RUN_NAME = re.compile(r"(trial|confirm)_\d+_seed-\d+")
+TRIALS, SEEDS, CONFIRM_SEEDS = 40, (1, 2, 3), 3
+QUIET: Mapping[str, object] = {
+    "learner_main_loop_num_cores": 1, "tensorboard": False, "plot": False, "save_best_after": -1,
+    "save_every_sec": 1_000_000,
+}  # fmt: skip
+"""Flags of every run unless the user gives another value: one thread, and no file that a search does not need."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The content of study.json. Only the limits in the last three lines may change.
+
+    Attributes:
+        asked: flags of the first command line, of training and of the study.
+        shared: flags of all runs.
+        preset: all flags of the preset.
+        space: search space, as the mapping of a file.
+    """
+
+    asked: dict[str, Any]
+    shared: dict[str, Any]
+    preset: dict[str, Any]
+    space: dict[str, Any]
+    trials: int = 0
+    tune_for_seconds: float = 0.0
+    confirm_seeds: int = CONFIRM_SEEDS
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds of a trial."""
+        return list(self.asked.get("seeds", SEEDS))
+
+
+def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
+    """Search until the limits of the study, run the winner again and write the results; return the exit code.
+
+    Raises:
+        UsageError: a flag is wrong, or the study was begun with other flags.
+        DirectoryInUse: another process searches in the study.
+        AppoError: the preset failed.
+    """
+    require_optuna()
+    if is_run(config.folder):
+        raise UsageError(f"--study: {shown(str(config.folder))} is a run, and no study")
+    of_study = ("trial_env_steps", "trial_seconds", "seeds", "space")
+    asked = {**given, **{name: value for name in of_study if (value := getattr(config, name))}}
+    path = config.folder / STUDY_FILE
+    settings = _read_settings(config, asked) if path.exists() else _new_settings(config, given, asked)
+    settings = replace(
+        settings,
+        trials=config.trials or settings.trials,
+        tune_for_seconds=config.tune_for_seconds or settings.tune_for_seconds,
+        confirm_seeds=settings.confirm_seeds if config.confirm_seeds is None else config.confirm_seeds,
+    )
+    raise_limit()
+    janitor = Janitor()
+    janitor.owns_main = True
+    again = f"appo tune {config.study}" + f" --train_dir={config.train_dir}" * (config.train_dir != "./train_dir")
+    try:
+        with RunLock(RunFolder(config.folder).lock):
+            write_json_atomic(path, marked(asdict(settings)))
+            with (
+                SignalWatch() as signals,
+                janitor,
+                contextlib.closing(_Search(config, settings, signals, janitor)) as search,
+            ):
+                winner = search.run()
+            if winner is None:
+                say(f"no trial has run with all seeds: {again} goes on")
+                return 0
+            for line in write(search.results(winner), config.folder):
+                say(line)
+            return 0
+    except (Interrupted, StopNow) as interruption:
+        say(f"study {config.study} is saved: {again} goes on")
+        return getattr(interruption, "exit_code", Interrupted.exit_code)
+
+
+def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[str, Any]) -> Settings:
+    """Return the settings of a new study; makes an unknown environment once (UsageError: a flag is wrong)."""
+    if not (config.trial_env_steps or config.trial_seconds):
+        raise UsageError(f"the new study {config.study} needs --trial_env_steps=N or --trial_seconds=S")
+    place = {"experiment": "trial", "experiments_root": config.study, "train_dir": config.train_dir}
+    resolved, origins = resolve({**given, **place, "restart_behavior": "overwrite"})
+    if not resolved.algorithm.needs_actors:
+        raise UsageError(f"--algo={resolved.run.algo} plays no episodes whose return could be tuned")
+    check_name(resolved.env)
+    preset, flat = resolve_defaults(resolved), resolved.to_flat()
+    source = f"--space={shown(config.space)}" if config.space else "the built-in space"
+    space = read_mapping(Path(config.space)) if config.space else built_in(preset, given)
+    for name in parse_space(space, preset.table, source):
+        if name in given:
+            raise UsageError(f"{source}: {name} is fixed by --{name}={words_of(given[name])}")
+    shared: dict[str, Any] = {} if preset.algorithm.whole_rollouts else {"inference": "serial"}
+    told = [name for name, origin in origins.items() if origin in ("command line", "config file")]
+    shared |= {name: flat[name] for name in told if name not in TUNE_DECIDES}
+    shared |= {"env": resolved.env.env, "algo": resolved.run.algo}
+    limits = {"train_for_env_steps": config.trial_env_steps, "train_for_seconds": config.trial_seconds}
+    shared |= {name: limit for name, limit in limits.items() if limit}
+    return Settings(asked, shared, preset.to_flat(), space)
+
+
+def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:
+    """Return the settings of a study that exists (UsageError: damaged or foreign, or a given flag differs)."""
+    content = read_own_mapping(config.folder / STUDY_FILE)
+    if not (config.trust or is_marked(content)):
+        why = "has no mark of yours, or was changed since: --trust if you know where it comes from"
+        raise UsageError(f"study {config.study} {why}")
+    try:
+        found = Settings(**{name: value for name, value in content.items() if name != MARK})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UsageError(f"{config.folder / STUDY_FILE} is damaged: {error}") from None
+    for name, value in asked.items():
+        if name not in found.asked or flag_text(value) != flag_text(found.asked[name]):
+            had = f"--{name}={words_of(found.asked[name])}" if name in found.asked else f"no --{name}"
+            raise UsageError(f"study {config.study} has {had}, not {words_of(value)}: give another --study")
+    return found
+
+
+class _Search:
+    """The runs of a study, some at a time, each in a process. Closing kills the processes and removes their folders."""
+
+    def __init__(self, config: TuneConfig, settings: Settings, signals: SignalWatch, janitor: Janitor) -> None:
+        self.config, self.settings, self.signals, self.janitor = config, settings, signals, janitor
+        self.folder, self.parallel = config.folder, config.parallel or available_cores()
+        self.preset = Config.from_flat(settings.preset)
+        self.space: Space = parse_space(settings.space, self.preset.table, STUDY_FILE)
+        first = words_of_preset(self.space, settings.preset)
+        self.study = Study(self.folder, self.space, settings.seeds, first)
+        self.running: dict[str, tuple[Job, Inquiry]] = {}
+        *before, last = preloaded(with_torch=True)
+        self.preload = (*before, run_trial.__module__, last)
+        if moved := differences(self.values(first), settings.preset):
+            at = " ".join(f"{name}={words_of(value)}" for name, value in moved.items())
+            say(f"trial 0 is the preset except {at}: the preset lies outside of the space")
+
+    def run(self) -> Record | None:
+        """Search until a limit, and run the winner again; return the winner, None without one."""
+        records, settings = self.study.records(), self.settings
+        kept = {Job(one.number, {}, 0, seed, True).name for one in records for seed in self.study.confirmed(one.number)}
+        for name in folders(self.folder):
+            if RUN_NAME.fullmatch(name) and name not in kept:  # a run that was killed
+                self._remove(name)
+        say(f"study {self.config.study}: {len(records)} trials so far, flags to tune: {' '.join(self.space)}")
+        seconds = settings.tune_for_seconds or math.inf
+        most = settings.trials or (TRIALS if math.isinf(seconds) else math.inf)
+        self._run_all(partial(self.study.next, most), time.monotonic() + seconds)
+        self.close()
+        if winner := self.study.winner():
+            seeds = [max(settings.seeds) + 1 + place for place in range(settings.confirm_seeds)]
+            known = self.study.confirmed(winner.number)
+            jobs = (Job(winner.number, winner.words, 0, seed, True) for seed in seeds if seed not in known)
+            self._run_all(partial(next, jobs, None), math.inf)
+        return winner
+
+    def values(self, words: Mapping[str, object]) -> dict[str, object]:
+        """Return the flags of a trial that the study searches."""
+        return values_of(words, self.space, self.preset, self.settings.shared.get("train_for_env_steps", math.inf))
+
+    def results(self, winner: Record) -> Results:
+        """Return everything that the study has found."""
+        records, preset = self.study.records(), self.settings.preset
+        changes = {
+            one.number: differences(self.values(one.words), preset) if one.words.keys() == self.space.keys() else {}
+            for one in records
+        }
+        flags = {**self.settings.shared, **self.values(winner.words)}
+        return Results(flags, records, changes, winner, self.study.confirmed(winner.number), self.study.importances())
+
+    def close(self) -> None:
+        """End all processes."""
+        with contextlib.ExitStack() as stack:
+            for job, _ in list(self.running.values()):
+                stack.callback(self._end, job)
+
+    def _run_all(self, next_job: Callable[[], Job | None], deadline: float) -> None:
+        """Make runs, at most `parallel` at a time, until none is left or the monotonic `deadline`."""
+        while (now := time.monotonic()) < deadline:
+            self.signals.check()
+            while len(self.running) < self.parallel and (job := next_job()) is not None:
+                self._start(job)
+            if not self.running:
+                return
+            pipes = [inquiry.pipe for _, inquiry in self.running.values()]
+            multiprocessing.connection.wait(pipes, min(POLL_SECONDS, deadline - now))
+            for job, inquiry in list(self.running.values()):
+                while job.name in self.running and (answer := inquiry.answer_by(0.0)) is not None:
+                    self._take(job, answer)
+
+    def _start(self, job: Job) -> None:
+        start_fork_server(self.janitor, self.preload, with_torch=True)  # again, if it has died
+        flags = {**QUIET, **self.settings.shared, **self.values(job.words), "seed": job.seed, "experiment": job.name}
+        place = {"experiments_root": self.config.study, "train_dir": self.config.train_dir}
+        inquiry = Inquiry(
+            run_trial,
+            ({**flags, **place, "restart_behavior": "overwrite"},),
+            log_path=RunFolder(self.folder).log(job.name),
+            method="forkserver",
+            signals=self.signals,
+            janitor=self.janitor,
+        )
+        self.running[job.name] = (job, inquiry.__enter__())
+
+    def _take(self, job: Job, answer: object) -> None:
+        """Write the answer of a run into the study."""
+        who = f"trial {job.number} {'new ' * job.confirms}seed {job.seed}"
+        match answer:
+            case Point(number, score):
+                if not job.confirms and self.study.report(job, number, score):
+                    self._end(job)
+                    self.study.stop(job.number)
+                    say(f"{who}: ended early at {number} tenths with {score:.2f}")
+            case Outcome(score):
+                self._end(job)
+                self.study.add(job, answer)
+                say(f"{who}: {score:.2f}")
+            case WorkerFailed():
+                if job.number == 0 or job.confirms:
+                    raise WorkerError(f"{who}: {answer.summary}", answer.exit_code, answer.traceback)
+                self._end(job, failed=True)
+                self.study.stop(job.number, answer.summary)
+                say(f"{who} failed: {answer.summary}")
+
+    def _end(self, job: Job, *, failed: bool = False) -> None:
+        """End a process; remove the run unless it confirms, and the log unless the run failed."""
+        _, inquiry = self.running.pop(job.name)
+        try:
+            inquiry.__exit__(None, None, None)
+        finally:
+            self._remove(job.name, run=not job.confirms, log=not failed)
+
+    def _remove(self, name: str, *, run: bool = True, log: bool = True) -> None:
+        if run:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        if log:
+            remove_own(RunFolder(self.folder).log(name))

@@ -1,0 +1,92 @@
+"""`appo tune`: mistakes, and a study that is killed and goes on."""
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from appo.algorithms import cli
+from appo.algorithms.run.config import resolve
+from appo.utils.command_line import own_command
+from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
+
+NEW = ("--env=CartPole-v1", "--trial_env_steps=1000")
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "appo tune needs a study"),
+        (["../a", *NEW], "is no name for a folder"),
+        (["a", "--env=CartPole-v1"], "the new study a needs --trial_env_steps=N or --trial_seconds=S"),
+        (["a", *NEW, "--trial_seconds=1"], "are two budgets for one run"),
+        (["a", "--trial_env_steps=1000"], "--env is required"),
+        (["a", "--trial_env_steps=1000", "--env=CartPole-v9"], "there is no environment CartPole-v9"),
+        (["a", *NEW, "--gama=1"], "unknown flag --gama; did you mean --gamma?"),
+        (["a", *NEW, "--seed=1"], "seed is decided by appo tune"),
+        (["a", *NEW, "--seeds=1,1"], "--seeds=1,1 has a seed twice"),
+        (["a", *NEW, "--space=b.toml"], "cannot read b.toml"),
+        (["a", *NEW, "--space=space.json", "--gamma=0.9"], "space.json: gamma is fixed by --gamma=0.9"),
+        (["a", *NEW, "--algo=BC", "--input=d"], "--algo=BC plays no episodes"),
+    ],
+)
+def test_mistakes_start_nothing(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "space.json").write_text('{"gamma": [0.9, 0.99]}')
+    with pytest.raises(UsageError, match=message):
+        cli.run("tune", words)
+    assert [path.name for path in tmp_path.iterdir()] == ["space.json"]
+
+
+def trials_of(printed: str) -> set[int]:
+    """The numbers of the trials that ended or went on."""
+    return {int(number) for number in re.findall(r"^trial (\d+) seed", printed, re.MULTILINE)}
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_and_counts_every_trial_once(tmp_path: Path) -> None:
+    folder, words = tmp_path / "train_dir/a", ["tune", "a", "--parallel=2"]
+    first = [*words, *NEW, "--trials=6", "--seeds=1,2", "--confirm_seeds=1"]
+    printed = ""
+    for number, command in enumerate((first, words, words)):
+        with subprocess.Popen(own_command(command), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:  # kill at different moments: after one, two, three runs
+                printed += line
+                if len(re.findall("^trial", line)) and len(trials_of(printed)) > number:
+                    break
+            process.kill()
+            assert process.wait(HANG_SECONDS) == -9
+    done = subprocess.run(
+        own_command(words), cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads((folder / "summary.json").read_text())
+    trials = summary["trials"]
+    assert len(trials) == sum(summary["states"].values()) == 6
+    assert {one["state"] for one in trials} <= {"finished", "stopped"}
+    winner = summary["winner"]
+    assert len(trials[0]["runs"]) == len(trials[winner]["runs"]) == 2
+    assert list(summary["confirmed"]) == ["3"]
+    assert all(run["env_steps"] >= 1000 for one in trials for run in one["runs"])
+    assert sorted(name for name in os.listdir(folder) if "seed" in name) == [f"confirm_{winner}_seed-3"]
+    best = tomllib.loads((folder / "best.toml").read_text())
+    assert best == summary["flags"]
+    assert (best["env"], best["train_for_env_steps"], best["inference"]) == ("CartPole-v1", 1000, "serial")
+    config, _ = resolve({"config": str(folder / "best.toml")})
+    assert trials[winner]["changes"].items() <= config.to_flat().items()
+    with pytest.raises(UsageError, match="study a has --trial_env_steps=1000, not 2000: give another --study"):
+        cli.run("tune", ["a", "--trial_env_steps=2000"])
+    settings = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(settings | {"shared": {"env": "other:Env"}}))
+    with pytest.raises(UsageError, match="study a has no mark of yours, or was changed since: --trust"):
+        cli.run("tune", ["a"])

@@ -1,0 +1,227 @@
+"""A study without processes: space, seeds as rungs, early ends, the journal, and results."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.runtime.messages import EpisodesDone
+from appo.algorithms.tools.tune.results import Results, summary, table, verdict
+from appo.algorithms.tools.tune.space import Range, built_in, differences, parse_space, values_of, words_of_preset
+from appo.algorithms.tools.tune.study import Job, Record, Study, cut_torn_line, goes_on, is_hopeless
+from appo.algorithms.tools.tune.trial import Outcome, Returns
+from appo.utils.errors import UsageError
+
+SPACE = {"learning_rate": Range(1e-4, 1e-2, True), "ppo_epochs": Range(1, 8, False), "nonlinearity": ("elu", "tanh")}
+FIRST = {"learning_rate": 1e-3, "ppo_epochs": 4, "nonlinearity": "tanh"}
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    return resolve({"env": "CartPole-v1"})[0]
+
+
+def test_a_file_names_ranges_and_choices(preset: Config) -> None:
+    content = {
+        "learning-rate": ["1e-4", 0.01, "log"],
+        "gamma": [0.9, 0.99],
+        "ppo_epochs": [1, 2, 1],
+        "encoder_mlp_layers": [[64, 64], "32"],
+        "rollout": {"choices": [32, 64]},
+        "normalize_input": [True, False],
+        "num_batches_per_iteration": [1, 16, True],
+    }
+    assert parse_space(content, preset.table, "x") == {
+        "learning_rate": Range(1e-4, 0.01, True),
+        "gamma": Range(0.9, 0.99, False),
+        "ppo_epochs": (1, 2),
+        "encoder_mlp_layers": ((64, 64), (32,)),
+        "rollout": (32, 64),
+        "normalize_input": (True, False),
+        "num_batches_per_iteration": Range(1, 16, True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"gama": [0.9, 0.99]}, "x: unknown flag gama; did you mean gamma?"),
+        ({"gamma": [0.9, 2]}, "x: --gamma must be at most 1, got 2"),
+        ({"gamma": [0.99, 0.9]}, "x: gamma needs two numbers, the lower first, got"),
+        ({"gamma": [0, 0.9, "log"]}, "x: gamma needs two numbers, the lower first, above 0 for log, got"),
+        ({"gamma": 0.9}, r"x: gamma needs \[low, high\], \[low, high, log\] or a list of choices, got 0.9"),
+        ({"nonlinearity": ["elu", "gelu"]}, "x: --nonlinearity must be one of|x: --nonlinearity=gelu"),
+        ({"seed": [1, 2]}, "x: seed is decided by appo tune"),
+        ({}, "x names no flag to tune"),
+    ],
+)
+def test_mistakes_in_a_space_are_one_line(preset: Config, content: Mapping[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_space(content, preset.table, "x")
+
+
+@pytest.mark.parametrize("algo", ["APPO", "PPO", "A3C", "APEX"])
+def test_the_first_trial_of_the_built_in_space_is_the_preset(algo: str, preset: Config) -> None:
+    config, _ = resolve({"env": "CartPole-v1", "algo": algo})
+    space = parse_space(built_in(config, {"gamma": 0.9}), config.table, "x")
+    assert {"learning_rate", "rollout", "encoder_mlp_layers"} <= space.keys()
+    assert not space.keys() & {"gamma", "hidden_size"}  # fixed by the user; without an effect on numbers
+    words = words_of_preset(space, config.to_flat())
+    assert differences(values_of(words, space, config, 100), config.to_flat()) == {}
+    flat = Config.from_flat(config.to_flat() | values_of(words, space, config, 100)).to_flat()
+    assert flat == config.to_flat()
+
+
+def test_a_preset_outside_of_the_space_moves_to_its_nearest_value(preset: Config) -> None:
+    space = {"learning_rate": Range(0.01, 0.1, True), "nonlinearity": ("elu", "relu"), "gamma": Range(0.9, 1, False)}
+    words = words_of_preset(space, preset.to_flat())
+    assert words == {"learning_rate": 0.01, "nonlinearity": "elu", "gamma": 0.99}
+    assert list(differences(values_of(words, space, preset, 1e6), preset.to_flat())) == [
+        "learning_rate",
+        "nonlinearity",
+    ]
+
+
+def test_batches_fit_into_the_budget_and_hold_whole_rollouts(preset: Config) -> None:
+    sizes = (16, 1024)
+    space = {"batch_size": sizes, "num_batches_per_iteration": sizes, "learning_rate": Range(1e-4, 1, True)}
+    words = {"batch_size": "1024", "num_batches_per_iteration": "16", "learning_rate": 0.00123456}
+    values = {"batch_size": 1024, "num_batches_per_iteration": 4, "learning_rate": 0.001235}
+    assert values_of(words, space, preset, 20_000) == values
+    assert values_of(words, space, preset, math.inf) == values | {"num_batches_per_iteration": 16}
+    assert values_of(words | {"batch_size": "16"}, space, preset, math.inf)["batch_size"] == 32  # the rollout
+    with pytest.raises(UsageError, match="batch_size=17 is no value of the study"):
+        values_of(words | {"batch_size": "17"}, space, preset, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        (1.0, [], True),
+        (1.0, [2.0], False),
+        (1.0, [2.0, 0.0, 0.0], True),  # second of four
+        (1.0, [2.0, 3.0, 0.0], False),
+        (1.0, [1.0, 1.0], True),  # no other is better
+    ],
+)
+def test_the_best_third_goes_on(own: float, others: list[float], expected: bool) -> None:
+    assert goes_on(own, others) == expected
+
+
+def test_a_run_below_the_median_ends_after_a_third() -> None:
+    others = [{1: 5.0, 4: score} for score in (1.0, 2.0, 3.0, 4.0)] + [{2: 5.0}]  # the last one has ended early
+    assert is_hopeless({1: 0.0, 4: 2.5}, 4, others)
+    assert not is_hopeless({1: 0.0, 4: 3.0}, 4, others)
+    assert not is_hopeless({1: 3.5, 4: 2.5}, 4, others)  # once better than the median
+    assert not is_hopeless({3: 0.0}, 3, others)
+    assert not is_hopeless({4: 0.0}, 4, others[1:])
+    assert not is_hopeless({4: 9.0, 14: 0.0}, 14, others)  # of another seed
+    assert is_hopeless({4: 9.0, 14: 0.0}, 14, [{14: 1.0}] * 5)
+
+
+def test_the_score_is_of_the_last_episodes_within_the_budget() -> None:
+    returns = Returns(most_env_steps=100)
+
+    def play(count: int, value: float, exploring: bool = False) -> None:
+        whole, lengths = np.full(count, value), np.full(count, 2)
+        returns.on_episodes(EpisodesDone(np.zeros(count, np.int32), whole, lengths, (), np.full(count, exploring)))
+
+    assert returns.since(0) is None
+    play(15, 1.0)
+    assert returns.since(15) == 1.0
+    play(10, 3.0)
+    assert returns.since(15) == 2.0  # the last 20: 10 of 1, 10 of 3
+    play(5, 9.0, exploring=True)
+    play(21, 3.0)  # the last one ends beyond the budget
+    assert len(returns.values) == 45
+    assert returns.since(15) == 3.0
+
+
+def test_an_unfinished_last_line_is_cut(tmp_path: Path) -> None:
+    for content, expected in ((b"", b""), (b"a\nbc", b"a\n"), (b"a\n", b"a\n"), (b"bc", b"")):
+        (tmp_path / "x").write_bytes(content)
+        cut_torn_line(tmp_path / "x")
+        assert (tmp_path / "x").read_bytes() == expected
+
+
+def outcome(score: float) -> Outcome:
+    return Outcome(score, 100, 1.5)
+
+
+def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path: Path) -> None:
+    study = Study(tmp_path, SPACE, (1, 2), FIRST)
+    first, second = study.next(3), study.next(3)
+    assert first == Job(0, FIRST, 0, 1)
+    assert second is not None
+    study.add(second, outcome(5.0))  # the best so far
+    study.add(first, outcome(1.0))  # the preset runs with all seeds in any case
+    assert [(job.number, job.seed) for job in (study.next(3), study.next(3)) if job] == [(1, 2), (0, 2)]
+    # Killed here: both trials run with their second seed again, with the same parameters.
+    study = Study(tmp_path, SPACE, (1, 2), FIRST)
+    again = [job for job in (study.next(3), study.next(3)) if job]
+    assert again == [Job(0, FIRST, 1, 2), second._replace(rung=1, seed=2)]
+    study.add(again[0], outcome(2.0))
+    study.add(again[1], outcome(3.0))
+    third = study.next(3)
+    assert third is not None
+    assert study.next(3) is None
+    study.add(third, outcome(1.2))
+    assert study.next(3) is None  # not among the best third: no second seed
+    found = [(one.state, one.score, len(one.outcomes)) for one in study.records()]
+    assert found == [("finished", 1.5, 2), ("finished", 4.0, 2), ("finished", 1.2, 1)]
+    winner = study.winner()
+    assert winner is not None
+    assert winner.number == 1
+    study.add(Job(1, {}, 0, 3, confirms=True), outcome(3.5))
+    study = Study(tmp_path, SPACE, (1, 2), FIRST)
+    assert study.next(3) is None
+    assert study.confirmed(1) == {3: outcome(3.5)}
+    assert study.confirmed(0) == {}
+
+
+def test_hopeless_and_failed_trials_are_ended_once(tmp_path: Path) -> None:
+    study = Study(tmp_path, SPACE, (1,), FIRST)
+    jobs = [job for _ in range(8) if (job := study.next(8))]
+    for job in jobs[:6]:
+        study.report(job, 4, 10.0)
+        study.add(job, outcome(10.0))
+    assert not study.report(jobs[6], 4, 10.0)
+    assert study.report(jobs[6], 5, 10.0) is False
+    assert study.report(jobs[7], 4, 9.0)
+    study.stop(7)
+    study.stop(6, "a reason")
+    assert [(one.state, one.error) for one in study.records()[6:]] == [("failed", "a reason"), ("stopped", "")]
+    assert Study(tmp_path, SPACE, (1,), FIRST).next(8) is None
+
+
+def test_results_compare_the_winner_with_the_preset() -> None:
+    records = [
+        Record(0, "finished", {}, (outcome(1.0), outcome(3.0))),
+        Record(1, "stopped", {}),
+        Record(2, "finished", {}, (outcome(5.0), outcome(5.0))),
+    ]
+    changes: dict[int, dict[str, object]] = {0: {}, 1: {"gamma": 0.5}, 2: {"gamma": 0.9}}
+    confirmed = {3: outcome(4.0), 4: outcome(6.0)}
+    found = Results({"env": "a", "gamma": 0.9}, records, changes, records[2], confirmed, {"gamma": 1.0})
+    assert table(found) == [
+        "trial     state  seeds  score  seconds  changes of the preset",
+        "    2  finished      2   5.00        3  gamma=0.9",
+        "    0  finished      2   2.00        3  none",
+        "    1   stopped      0      -        0  gamma=0.5",
+    ]
+    assert verdict(found) == [
+        "preset: 2.00 [-10.71, 14.71]",
+        "trial 2: 5.00 [5.00, 5.00], chosen for this score",
+        "trial 2 with seeds 3,4: 5.00 [-7.71, 17.71]",
+    ]
+    said = summary(found)
+    assert said["states"] == {"finished": 2, "stopped": 1}
+    assert said["winner"] == 2
+    assert [one["score"] for one in said["trials"]] == [2.0, None, 5.0]
+    worse = found._replace(confirmed={3: outcome(1.0)})
+    assert verdict(worse)[-1].startswith("with new seeds the winner is not better than the preset")
+    assert verdict(found._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than the preset"]
