@@ -15,7 +15,8 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
-from appo.algorithms.parts.learner import ActorCriticLearner, row_of
+from appo.algorithms.parts.learner import row_of
+from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
 
@@ -28,7 +29,7 @@ class Whole(NamedTuple):
     ratio_max: Tensor
 
 
-class APPOLearner(ActorCriticLearner):
+class APPOLearner(SurrogateLearner):
     """Trains one policy.
 
     Args:
@@ -66,9 +67,9 @@ class APPOLearner(ActorCriticLearner):
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
+            progress: share of the training budget used before the batch, in [0, 1]; drives linear schedules.
         """
-        self.optimizer.follow(progress)
+        self.follow(progress)
         batch = cleaned(batch)
         c = self.config
         plan = [columns for _ in range(c.ppo_epochs) for columns in _minibatches(batch, c, self.generator)]
@@ -123,7 +124,7 @@ class APPOLearner(ActorCriticLearner):
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
         """
-        c, valid, model = self.config, batch.valid, self.model
+        c, e, valid, model = self.config, self.clip_ratio, batch.valid, self.model
         policy, value = self.unroll(batch)
         log_prob = policy.log_prob(batch.action)
         behavior_log_prob = torch.where(valid, batch.recorded["log_prob"], log_prob.detach())
@@ -144,14 +145,14 @@ class APPOLearner(ActorCriticLearner):
             "entropy": policy.entropy(),
             "kl_divergence": kl,
             "ratio_mean": ratio.detach(),
-            "fraction_clipped": ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
+            "fraction_clipped": ((ratio > 1 + e) | (ratio < 1 / (1 + e))).float(),
             "value_mean": current_value[:-1],
         }
         means = losses.masked_means(terms, valid)
-        exploration_loss = -c.exploration_loss_coeff * means["entropy"]
+        exploration_loss = -self.exploration_coeff * means["entropy"]
         if c.exploration_loss == "symmetric_kl" and c.exploration_loss_coeff:
             to_uniform = losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
-            exploration_loss = c.exploration_loss_coeff * to_uniform
+            exploration_loss = self.exploration_coeff * to_uniform
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"] + exploration_loss
         loss = loss + c.kl_loss_coeff * means["kl_divergence"]
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio.detach(), valid).max()
@@ -164,7 +165,7 @@ class APPOLearner(ActorCriticLearner):
             ratio: probability ratio [T, B] with gradient, trained policy to acting policy.
             advantage: normalized advantage [T, B].
         """
-        return losses.ppo_policy_loss(ratio, advantage, self.config.ppo_clip_ratio)
+        return losses.ppo_policy_loss(ratio, advantage, self.clip_ratio)
 
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
         """Return advantages and value targets [T, B] by the current values [T+1, B], in units of return."""

@@ -72,7 +72,8 @@ class NumpyUpdate:
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
         advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
         normalized, deviation = _normalized(advantage, valid, count)
-        limits = 1.0 / (1.0 + c.ppo_clip_ratio), 1.0 + c.ppo_clip_ratio
+        e, weight = self.learner.clip_ratio.item(), self.learner.exploration_coeff.item()
+        limits = 1.0 / (1.0 + e), 1.0 + e
         free, held = ratio * normalized, np.clip(ratio, *limits) * normalized
         value_loss, slope = self._value_loss(batch, value[:-1], target)
         terms = {
@@ -85,13 +86,13 @@ class NumpyUpdate:
             "value_mean": return_value[:-1],
         }
         m = {name: float(np.where(valid, x, ZERO).sum(dtype=np.float32)) / count for name, x in terms.items()}
-        loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - c.exploration_loss_coeff * m["entropy"]
+        loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - weight * m["entropy"]
         loss += c.kl_loss_coeff * m["kl_divergence"]
         share = valid * np.float32(1.0 / count)
         inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX)) & (free <= held)
         of_log_prob = np.where(valid & inside, -normalized * ratio, ZERO) * share
         of_value = np.where(valid, slope, ZERO) * share * np.float32(c.value_loss_coeff)
-        of_entropy = share * np.float32(-c.exploration_loss_coeff)
+        of_entropy = share * np.float32(-weight)
         network.backward(policy.gradient(of_log_prob.reshape(-1), of_entropy.reshape(-1)), of_value.reshape(-1))
         ratio_max = float(np.where(valid, ratio, ZERO).max())
         return torch.from_numpy(target), {"loss": loss, **m, "ratio_max": ratio_max, "advantage_std": deviation}

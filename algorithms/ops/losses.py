@@ -36,7 +36,7 @@ def clamped_ratio(log_prob: Tensor, behavior_log_prob: Tensor) -> Tensor:
     return (log_prob - behavior_log_prob).clamp(math.log(RATIO_MIN), math.log(RATIO_MAX)).exp()
 
 
-def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float) -> Tensor:
+def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float | Tensor) -> Tensor:
     """Clipped surrogate of every step [T, B], to be minimized.
 
     The ratio is clipped to [1 / (1 + e), 1 + e], symmetric in the logarithm, instead of the paper's [1 - e, 1 + e].
@@ -44,12 +44,12 @@ def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float) -> Tens
     Args:
         ratio: [T, B], with gradient; see `clamped_ratio`.
         advantage: [T, B], a constant without any importance weight.
-        clip_ratio: e, at least 0.
+        clip_ratio: e, at least 0; a scalar if a tensor.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
     require_same_shape(ratio=ratio, advantage=advantage)
-    clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
+    clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)  # type: ignore[arg-type]
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
 

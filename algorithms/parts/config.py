@@ -14,8 +14,8 @@ class OptimizerConfig:
     learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
     lr_schedule: str = flag(
         "constant",
-        "change of the learning rate: linear falls to 0 at train_for_env_steps, kl_adaptive_* keeps the KL divergence"
-        " of a minibatch or an epoch near lr_schedule_kl_threshold",
+        "change of the learning rate: linear falls to 0 with the budget, train_for_env_steps or train_for_seconds,"
+        " kl_adaptive_* keeps the KL divergence of a minibatch or an epoch near lr_schedule_kl_threshold",
         choices=("constant", "linear", "kl_adaptive_minibatch", "kl_adaptive_epoch"),
     )
     lr_schedule_kl_threshold: float = flag(
@@ -135,6 +135,12 @@ class SurrogateConfig(ColumnsConfig):
         mutation="scale",
         mutation_range=(1e-2, 1.0),
     )
+    ppo_clip_schedule: str = flag(
+        "constant",
+        "change of ppo_clip_ratio: linear falls to 0 with the budget, as of lr_schedule",
+        choices=("constant", "linear"),
+        needs="ppo_clip_ratio",
+    )
     ppo_clip_value: float = flag(
         1.0,
         "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
@@ -145,9 +151,34 @@ class SurrogateConfig(ColumnsConfig):
     exploration_loss_coeff: float = flag(
         0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
     )
+    exploration_loss_schedule: str = flag(
+        "constant",
+        "change of exploration_loss_coeff: linear falls to 0 with the budget, as of lr_schedule",
+        choices=("constant", "linear"),
+        needs="exploration_loss_coeff",
+    )
     value_loss_coeff: float = flag(
         0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
     )
+
+
+SCHEDULES = {
+    "lr_schedule": "learning_rate",
+    "ppo_clip_schedule": "ppo_clip_ratio",
+    "exploration_loss_schedule": "exploration_loss_coeff",
+}
+"""Flag of a schedule -> flag of the number that falls to 0."""
+
+
+def annealed(flags: object) -> dict[str, float]:
+    """Return the numbers of a learner's flags with a linear schedule, by flag; a number that is 0 cannot fall."""
+    linear = (name for schedule, name in SCHEDULES.items() if getattr(flags, schedule, "") == "linear")
+    return {name: value for name in linear if (value := getattr(flags, name))}
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """Return a number of a schedule, `constant` or `linear`, after a share of the budget in [0, 1]."""
+    return value * max(0.0, 1.0 - progress) if schedule == "linear" else value
 
 
 STEP_METRICS = {

@@ -59,9 +59,6 @@ class PPOConfig(SurrogateConfig):
     ppo_clip_ratio: float = same_flag(
         SurrogateConfig, "ppo_clip_ratio", "e of the clip of the probability ratio to [1-e, 1+e]", default=0.2
     )
-    ppo_clip_schedule: str = flag(
-        "constant", "change of ppo_clip_ratio: linear falls to 0 at train_for_env_steps", choices=("constant", "linear")
-    )
     ppo_clip_value: float = same_flag(SurrogateConfig, "ppo_clip_value", default=0.0)
     exploration_loss_coeff: float = same_flag(
         SurrogateConfig, "exploration_loss_coeff", "weight of the entropy bonus", default=0.0

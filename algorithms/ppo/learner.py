@@ -14,9 +14,10 @@ from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
-from appo.algorithms.parts.learner import KL, ActorCriticLearner
+from appo.algorithms.parts.learner import KL
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
+from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from appo.algorithms.runtime.learning.batches import Batch
@@ -28,7 +29,7 @@ ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
 
 
-class PPOLearner(ActorCriticLearner):
+class PPOLearner(SurrogateLearner):
     """Trains one policy.
 
     An iteration ends with a new version of the weights. Weights between the updates of an iteration never act.
@@ -48,7 +49,6 @@ class PPOLearner(ActorCriticLearner):
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
         super().__init__(flat, spec, config, seed)
         config.check(recurrent=self.model.rnn_state_size > 0)
-        self.clip_ratio = torch.tensor(config.ppo_clip_ratio, device=flat.flat.device)
         self.further = {ADVANTAGES: flat.flat.new_zeros(3, dtype=torch.float64)}
 
     @property
@@ -86,12 +86,6 @@ class PPOLearner(ActorCriticLearner):
         self.statistics.update(batch, [(batch.recorded["target"], batch.valid)])
         self.version += 1
         yield
-
-    def follow(self, progress: float) -> None:
-        """Set rate and clip of linear schedules; `progress` is the used share of the training budget, in [0, 1]."""
-        self.optimizer.follow(progress)
-        left = max(0.0, 1.0 - progress) if self.config.ppo_clip_schedule == "linear" else 1.0
-        self.clip_ratio.fill_(self.config.ppo_clip_ratio * left)
 
     def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
@@ -154,7 +148,7 @@ class PPOLearner(ActorCriticLearner):
         }
         means = losses.masked_means(terms, m.valid)
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
-        loss = loss - c.exploration_loss_coeff * means["entropy"]
+        loss = loss - self.exploration_coeff * means["entropy"]
         ratio_max = losses.zero_invalid(fixed, m.valid).max()
         return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": moments[1]}
 
