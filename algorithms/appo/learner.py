@@ -15,6 +15,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
+from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import row_of
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
@@ -27,6 +28,7 @@ class Whole(NamedTuple):
     num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation
     ratio_max: Tensor
+    explained: Tensor
 
 
 class APPOLearner(SurrogateLearner):
@@ -74,18 +76,28 @@ class APPOLearner(SurrogateLearner):
         c = self.config
         plan = [columns for _ in range(c.ppo_epochs) for columns in _minibatches(batch, c, self.generator)]
         per_epoch = len(plan) // c.ppo_epochs
-        targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
+            begins, ends = i % per_epoch == 0, (i + 1) % per_epoch == 0
+            if begins:
+                targets = list[tuple[Tensor, Tensor]]()  # of the last epoch, which sees every step once
+                self.optimizer.sum_kl.zero_()
             minibatch = batch if columns is None else batch.columns(columns)
             target = (self.quick_update or self.update)(minibatch)
             self._metric_count += 1
-            if i >= len(plan) - per_epoch:  # the last pass sees every step once
-                targets.append((target, minibatch.valid))
-            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
-            if i == len(plan) - 1:
+            targets.append((target, minibatch.valid))
+            self.optimizer.adapt(end_of_epoch=ends, minibatches=per_epoch)
+            is_last = i == len(plan) - 1 or (ends and self.has_moved_too_far(per_epoch))
+            if is_last:
                 self.statistics.update(batch, targets)
             self.updates, self.version = self.updates + 1, self.version + 1
             yield
+            if is_last:
+                return
+
+    def has_moved_too_far(self, minibatches: int) -> bool:
+        """Return whether the iteration ends after an epoch of so many minibatches, see `--target_kl`."""
+        target = self.config.target_kl  # without a target, the device need not answer
+        return target > 0 and float(self.optimizer.sum_kl) > target * minibatches
 
     def update(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
@@ -133,9 +145,7 @@ class APPOLearner(SurrogateLearner):
         target = self.returns(batch, ratio.detach(), current_value)
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
-        behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
-        if IS_READ in batch.recorded:  # values of another run's critic limit no change
-            behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
+        behavior_value = self.behavior_value(batch, value)
         with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
             kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(policy)
         goal = model.normalize_value(target.target)
@@ -156,7 +166,16 @@ class APPOLearner(SurrogateLearner):
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"] + exploration_loss
         loss = loss + c.kl_loss_coeff * means["kl_divergence"]
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio.detach(), valid).max()
-        return loss, target.target, {"loss": loss, **means, "ratio_max": ratio_max, "advantage_std": mean_and_std[1]}
+        explained = whole.explained if whole else losses.explained_variance(behavior_value, goal, valid)
+        others = {"ratio_max": ratio_max, "advantage_std": mean_and_std[1], EXPLAINED: explained}
+        return loss, target.target, {"loss": loss, **means, **others}
+
+    def behavior_value(self, batch: Batch, value: Tensor) -> Tensor:
+        """Return the values [T, B] of the acting policy, in units of the critic, from the current values [T+1, B]."""
+        behavior_value = self.model.normalize_value(torch.where(batch.valid, batch.recorded["value"], 0.0))
+        if IS_READ in batch.recorded:  # values of another run's critic limit no change
+            behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
+        return behavior_value
 
     def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Return the surrogate of every step [T, B], to be minimized.
@@ -185,16 +204,20 @@ class APPOLearner(SurrogateLearner):
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
         """Compute the shared scalars in one pass without gradients."""
-        advantages, ratios = [], []
+        advantages, ratios, targets, values = [], [], [], []
         for part in parts:
             policy, value = self.unroll(part)
             log_prob = policy.log_prob(part.action)
             ratio = losses.clamped_ratio(log_prob, torch.where(part.valid, part.recorded["log_prob"], log_prob))
-            advantages.append(self.returns(part, ratio, self.model.denormalize_value(value)).advantage)
+            found = self.returns(part, ratio, self.model.denormalize_value(value))
+            advantages.append(found.advantage)
+            targets.append(self.model.normalize_value(found.target))
+            values.append(self.behavior_value(part, value))
             ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
         advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
-        return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
+        explained = losses.explained_variance(torch.cat(values, dim=1), torch.cat(targets, dim=1), valid)
+        return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max(), explained)
 
 
 def cleaned(batch: Batch) -> Batch:

@@ -160,6 +160,12 @@ class SurrogateConfig(ColumnsConfig):
     value_loss_coeff: float = flag(
         0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
     )
+    target_kl: float = flag(
+        0.0,
+        "an iteration ends after the epoch whose mean KL divergence is above this; 0 = off",
+        minimum=0,
+        needs="ppo_epochs>1",
+    )
 
 
 SCHEDULES = {
@@ -197,11 +203,16 @@ ACTOR_CRITIC_METRICS = {
     **STEP_METRICS,
 }
 
-CLIPPING_METRICS = {
+EXPLAINED = "explained_variance"
+"""The metric that belongs to a whole minibatch: parts have no means that add up to the number."""
+
+SURROGATE_METRICS = {
     "policy_loss": "PPO's clipped surrogate, negated",
     "kl_divergence": "mean KL divergence from the policy that acted to the trained policy, by PPO an estimate; if"
     " large, take smaller steps or fewer epochs",
     "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy; should stay near 1",
     "ratio_max": "largest probability ratio",
     "fraction_clipped": "share of steps whose ratio is outside the clip; if large, take smaller steps or fewer epochs",
+    EXPLAINED: "1 - Var(target - value) / Var(target) of a minibatch, by the values of the acting policy, at least -1;"
+    " near 1 the critic foresees the returns, at 0 or less the critic is of no use",
 }

@@ -14,6 +14,7 @@ from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
+from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import KL
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
@@ -95,17 +96,18 @@ class PPOLearner(SurrogateLearner):
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""
         size = self.config.microbatch_size // self.segment_steps
+        explained = losses.explained_variance(minibatch.value, minibatch.target, minibatch.valid)
         if not size:
             self.optimizer.gradient.zero_()
             loss, metrics = self.loss(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
-            return metrics
+            return metrics | {EXPLAINED: explained}
         moments = losses.masked_mean_and_std(minibatch.advantage, minibatch.valid)
         total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
             part = minibatch.part(slice(i, i + size))
             total.add(part.valid, *self.loss(part, moments))
-        return total.finish()
+        return total.finish() | {EXPLAINED: explained}
 
     def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Make an optimizer step by the current gradient.
