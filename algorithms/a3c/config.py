@@ -22,7 +22,7 @@ class A3CConfig(OptimizerConfig):
     lr_schedule: str = same_flag(
         OptimizerConfig,
         "lr_schedule",
-        "change of the learning rate: linear falls to 0 at train_for_env_steps",
+        "change of the learning rate: linear falls to 0 with the budget, train_for_env_steps or train_for_seconds",
         choices=("constant", "linear"),
     )
     rmsprop_alpha: float = flag(

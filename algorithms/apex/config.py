@@ -132,7 +132,7 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     )
     priority_beta_final: float = flag(
         0.4,
-        "priority_beta at train_for_env_steps, linear in between",
+        "priority_beta at the end of the budget, linear in between",
         minimum=0,
         maximum=1,
         needs="prioritized_replay actors",

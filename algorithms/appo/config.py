@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from appo.algorithms.datasets.config import InputConfig
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, SurrogateConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, EXPLAINED, SURROGATE_METRICS, SurrogateConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
@@ -61,14 +61,14 @@ class APPOConfig(InputConfig, SurrogateConfig):
 
 METRICS = {
     **ACTOR_CRITIC_METRICS,
-    **CLIPPING_METRICS,
+    **SURROGATE_METRICS,
     "advantage_std": "standard deviation of the advantages before normalization, in units of return",
 }
 
 
 PANEL = {
-    "policy_loss": "policy",
     "value_loss": "value",
+    EXPLAINED: "explained",
     "entropy": "entropy",
     "kl_divergence": "kl",
     "grad_norm": "gradient",

@@ -15,7 +15,9 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
-from appo.algorithms.parts.learner import ActorCriticLearner, row_of
+from appo.algorithms.parts.config import EXPLAINED
+from appo.algorithms.parts.learner import row_of
+from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 from appo.envs.spec import EnvSpec
 
@@ -29,9 +31,10 @@ class Whole(NamedTuple):
     num_valid: Tensor
     advantage: tuple[Tensor, Tensor]  # mean and standard deviation
     ratio_max: Tensor
+    explained: Tensor
 
 
-class APPOLearner(ActorCriticLearner):
+class APPOLearner(SurrogateLearner):
     """Trains one policy.
 
     Args:
@@ -69,28 +72,38 @@ class APPOLearner(ActorCriticLearner):
 
         Args:
             batch: B columns on the device of the model.
-            progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
+            progress: share of the training budget used before the batch, in [0, 1]; drives linear schedules.
         """
-        self.optimizer.follow(progress)
+        self.follow(progress)
         batch = cleaned(batch)
         c = self.config
         plan = [columns for _ in range(c.ppo_epochs) for columns in _minibatches(batch, c, self.generator)]
         per_epoch = len(plan) // c.ppo_epochs
-        targets: list[tuple[Tensor, Tensor]] = []
         for i, columns in enumerate(plan):
+            begins, ends = i % per_epoch == 0, (i + 1) % per_epoch == 0
+            if begins:
+                targets = list[tuple[Tensor, Tensor]]()  # of the last epoch, which sees every step once
+                self.optimizer.sum_kl.zero_()
             minibatch = batch if columns is None else batch.columns(columns)
             if c.rpo_alpha:
                 noise = self.draw_noise(*minibatch.valid.shape)
                 minibatch = replace(minibatch, recorded=minibatch.recorded | {NOISE: noise})
             target = (self.quick_update or self.update)(minibatch)
             self._metric_count += 1
-            if i >= len(plan) - per_epoch:  # the last pass sees every step once
-                targets.append((target, minibatch.valid))
-            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
-            if i == len(plan) - 1:
+            targets.append((target, minibatch.valid))
+            self.optimizer.adapt(end_of_epoch=ends, minibatches=per_epoch)
+            is_last = i == len(plan) - 1 or (ends and self.has_moved_too_far(per_epoch))
+            if is_last:
                 self.statistics.update(batch, targets)
             self.updates, self.version = self.updates + 1, self.version + 1
             yield
+            if is_last:
+                return
+
+    def has_moved_too_far(self, minibatches: int) -> bool:
+        """Return whether the iteration ends after an epoch of so many minibatches, see `--target_kl`."""
+        target = self.config.target_kl  # without a target, the device need not answer
+        return target > 0 and float(self.optimizer.sum_kl) > target * minibatches
 
     def update(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
@@ -129,16 +142,14 @@ class APPOLearner(ActorCriticLearner):
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; targets Espeholt et al. 2018, arXiv:1802.01561.
         """
-        c, valid, model = self.config, batch.valid, self.model
+        c, e, valid, model = self.config, self.clip_ratio, batch.valid, self.model
         current, value = self.unroll(batch)
         policy, ratio, exact_ratio = with_noise(batch, current)
         current_value = model.denormalize_value(value.detach())
         target = self.returns(batch, exact_ratio.detach(), current_value)
         mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
-        behavior_value = model.normalize_value(torch.where(valid, batch.recorded["value"], 0.0))
-        if IS_READ in batch.recorded:  # values of another run's critic limit no change
-            behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
+        behavior_value = self.behavior_value(batch, value)
         with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
             kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(current)
         goal = model.normalize_value(target.target)
@@ -148,18 +159,27 @@ class APPOLearner(ActorCriticLearner):
             "entropy": policy.entropy(),
             "kl_divergence": kl,
             "ratio_mean": ratio.detach(),
-            "fraction_clipped": ((ratio > 1 + c.ppo_clip_ratio) | (ratio < 1 / (1 + c.ppo_clip_ratio))).float(),
+            "fraction_clipped": ((ratio > 1 + e) | (ratio < 1 / (1 + e))).float(),
             "value_mean": current_value[:-1],
         }
         means = losses.masked_means(terms, valid)
-        exploration_loss = -c.exploration_loss_coeff * means["entropy"]
+        exploration_loss = -self.exploration_coeff * means["entropy"]
         if c.exploration_loss == "symmetric_kl" and c.exploration_loss_coeff:
             to_uniform = losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)
-            exploration_loss = c.exploration_loss_coeff * to_uniform
+            exploration_loss = self.exploration_coeff * to_uniform
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"] + exploration_loss
         loss = loss + c.kl_loss_coeff * means["kl_divergence"]
         ratio_max = whole.ratio_max if whole else losses.zero_invalid(ratio.detach(), valid).max()
-        return loss, target.target, {"loss": loss, **means, "ratio_max": ratio_max, "advantage_std": mean_and_std[1]}
+        explained = whole.explained if whole else losses.explained_variance(behavior_value, goal, valid)
+        others = {"ratio_max": ratio_max, "advantage_std": mean_and_std[1], EXPLAINED: explained}
+        return loss, target.target, {"loss": loss, **means, **others}
+
+    def behavior_value(self, batch: Batch, value: Tensor) -> Tensor:
+        """Return the values [T, B] of the acting policy, in units of the critic, from the current values [T+1, B]."""
+        behavior_value = self.model.normalize_value(torch.where(batch.valid, batch.recorded["value"], 0.0))
+        if IS_READ in batch.recorded:  # values of another run's critic limit no change
+            behavior_value = torch.where(batch.recorded[IS_READ], value[:-1].detach(), behavior_value)
+        return behavior_value
 
     def policy_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
         """Return the surrogate of every step [T, B], to be minimized.
@@ -168,7 +188,7 @@ class APPOLearner(ActorCriticLearner):
             ratio: probability ratio [T, B] with gradient, trained policy to acting policy.
             advantage: normalized advantage [T, B].
         """
-        return losses.ppo_policy_loss(ratio, advantage, self.config.ppo_clip_ratio)
+        return losses.ppo_policy_loss(ratio, advantage, self.clip_ratio)
 
     def returns(self, batch: Batch, ratio: Tensor, value: Tensor) -> Returns:
         """Return advantages and value targets [T, B] by the current values [T+1, B], in units of return."""
@@ -188,15 +208,19 @@ class APPOLearner(ActorCriticLearner):
     @torch.no_grad()
     def _whole(self, parts: list[Batch]) -> Whole:
         """Compute the shared scalars in one pass without gradients."""
-        advantages, ratios = [], []
+        advantages, ratios, targets, values = [], [], [], []
         for part in parts:
             current, value = self.unroll(part)
             _, ratio, exact_ratio = with_noise(part, current)
-            advantages.append(self.returns(part, exact_ratio, self.model.denormalize_value(value)).advantage)
+            found = self.returns(part, exact_ratio, self.model.denormalize_value(value))
+            advantages.append(found.advantage)
+            targets.append(self.model.normalize_value(found.target))
+            values.append(self.behavior_value(part, value))
             ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
         advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
-        return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max())
+        explained = losses.explained_variance(torch.cat(values, dim=1), torch.cat(targets, dim=1), valid)
+        return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max(), explained)
 
 
 def with_noise(batch: Batch, current: ActionDistribution) -> tuple[ActionDistribution, Tensor, Tensor]:

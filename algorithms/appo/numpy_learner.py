@@ -18,9 +18,10 @@ from torch import Tensor
 from appo.algorithms.appo.learner import NOISE, APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
-from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, RATIO_MAX, RATIO_MIN
+from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, EXPLAINED_MIN, RATIO_MAX, RATIO_MIN
 from appo.algorithms.ops.numpy_returns import TrajectoryTerms, gae, vtrace
 from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
+from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
@@ -74,7 +75,8 @@ class NumpyUpdate:
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
         advantage, target = self._returns(batch, np.where(valid, exact_ratio, ZERO), return_value)
         normalized, deviation = _normalized(advantage, valid, count)
-        limits = 1.0 / (1.0 + c.ppo_clip_ratio), 1.0 + c.ppo_clip_ratio
+        e, weight = self.learner.clip_ratio.item(), self.learner.exploration_coeff.item()
+        limits = 1.0 / (1.0 + e), 1.0 + e
         free, held = ratio * normalized, np.clip(ratio, *limits) * normalized
         value_loss, slope = self._value_loss(batch, value[:-1], target)
         terms = {
@@ -87,16 +89,18 @@ class NumpyUpdate:
             "value_mean": return_value[:-1],
         }
         m = {name: float(np.where(valid, x, ZERO).sum(dtype=np.float32)) / count for name, x in terms.items()}
-        loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - c.exploration_loss_coeff * m["entropy"]
+        loss = m["policy_loss"] + c.value_loss_coeff * m["value_loss"] - weight * m["entropy"]
         loss += c.kl_loss_coeff * m["kl_divergence"]
         share = valid * np.float32(1.0 / count)
         inside = (log_ratio >= math.log(RATIO_MIN)) & (log_ratio <= math.log(RATIO_MAX)) & (free <= held)
         of_log_prob = np.where(valid & inside, -normalized * ratio, ZERO) * share
         of_value = np.where(valid, slope, ZERO) * share * np.float32(c.value_loss_coeff)
-        of_entropy = share * np.float32(-c.exploration_loss_coeff)
+        of_entropy = share * np.float32(-weight)
         network.backward(policy.gradient(of_log_prob.reshape(-1), of_entropy.reshape(-1)), of_value.reshape(-1))
         ratio_max = float(np.where(valid, ratio, ZERO).max())
-        return torch.from_numpy(target), {"loss": loss, **m, "ratio_max": ratio_max, "advantage_std": deviation}
+        explained = _explained(_acted_value(batch, return_value[:-1]), target, valid)
+        others = {"ratio_max": ratio_max, "advantage_std": deviation, EXPLAINED: explained}
+        return torch.from_numpy(target), {"loss": loss, **m, **others}
 
     def _returns(self, batch: Batch, ratio: Array, value: Array) -> tuple[Array, Array]:
         """Compute the results of `APPOLearner.returns`."""
@@ -115,9 +119,7 @@ class NumpyUpdate:
         squared = np.square(error)
         if limit <= 0:
             return squared, 2.0 * error
-        move = value - (np.where(batch.valid.numpy(), batch.recorded["value"].numpy(), ZERO) - mean) / std
-        if IS_READ in batch.recorded:
-            move = np.where(batch.recorded[IS_READ].numpy(), ZERO, move)
+        move = value - (_acted_value(batch, value * std + mean) - mean) / std
         beyond = np.clip(move, -limit, limit) - move
         moved = np.square(error + beyond)
         return np.maximum(squared, moved), np.where((beyond == 0.0) | (squared >= moved), 2.0 * error, ZERO)
@@ -140,6 +142,18 @@ def _ratios(batch: Batch, policy: PolicyTerms) -> tuple[Array, Array]:
     log_prob = policy.log_prob.reshape(valid.shape)
     log_ratio = log_prob - np.where(valid, batch.recorded["log_prob"].numpy(), log_prob)
     return log_ratio, np.exp(np.clip(log_ratio, math.log(RATIO_MIN), math.log(RATIO_MAX)))
+
+
+def _acted_value(batch: Batch, value: Array) -> Array:
+    """Return the values [T, B] of the acting policy; of steps of datasets, the current ones. Units of return."""
+    read = batch.recorded[IS_READ].numpy() if IS_READ in batch.recorded else np.False_
+    return np.where(read, value, np.where(batch.valid.numpy(), batch.recorded["value"].numpy(), ZERO))
+
+
+def _explained(value: Array, target: Array, valid: Array) -> float:
+    """Return the result of `losses.explained_variance`."""
+    whole, unexplained = (x[valid].var(dtype=np.float64) if valid.any() else 0.0 for x in (target, target - value))
+    return max(EXPLAINED_MIN, float(1.0 - unexplained / whole)) if whole > 0 else 0.0
 
 
 def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:

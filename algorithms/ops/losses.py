@@ -19,6 +19,8 @@ RATIO_MIN, RATIO_MAX = 0.05, 20.0
 """Limits of the importance ratio: one stale step must not outweigh a whole batch."""
 ADVANTAGE_STD_MIN = 1e-3
 """Advantages that hardly differ are noise: they are not blown up to unit variance."""
+EXPLAINED_MIN = -1.0
+"""Smallest explained variance in metrics."""
 SYMMETRIC_KL_MAX = 30.0
 """Limit of the exploration loss: the divergence has no bound when the policy becomes deterministic."""
 
@@ -36,7 +38,7 @@ def clamped_ratio(log_prob: Tensor, behavior_log_prob: Tensor) -> Tensor:
     return (log_prob - behavior_log_prob).clamp(math.log(RATIO_MIN), math.log(RATIO_MAX)).exp()
 
 
-def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float) -> Tensor:
+def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float | Tensor) -> Tensor:
     """Clipped surrogate of every step [T, B], to be minimized.
 
     The ratio is clipped to [1 / (1 + e), 1 + e], symmetric in the logarithm, instead of the paper's [1 - e, 1 + e].
@@ -44,12 +46,12 @@ def ppo_policy_loss(ratio: Tensor, advantage: Tensor, clip_ratio: float) -> Tens
     Args:
         ratio: [T, B], with gradient; see `clamped_ratio`.
         advantage: [T, B], a constant without any importance weight.
-        clip_ratio: e, at least 0.
+        clip_ratio: e, at least 0; a scalar if a tensor.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
     require_same_shape(ratio=ratio, advantage=advantage)
-    clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
+    clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)  # type: ignore[arg-type]
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
 
@@ -126,6 +128,27 @@ def masked_mean_and_std(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     mean = x.sum() / count
     squares = (x - mean).double().square_().masked_fill_(invalid, 0.0)  # of numbers beyond 1e19 in float32: infinite
     return mean, (squares.sum() / count).sqrt().to(mean.dtype)
+
+
+def explained_variance(value: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+    """Return 1 - Var(target - value) / Var(target) over the valid steps, at least -1; 0 if targets are equal. A scalar.
+
+    The limit of RLlib: targets that hardly vary would give any negative number, and outweigh all others in a mean.
+
+    Args:
+        value: prediction [T, B]; units and offset of both are without influence if equal.
+        target: [T, B].
+        valid: [T, B] bool.
+    """
+    require_same_shape(value=value, target=target, valid=valid)
+    x = torch.stack((target, target - value)).detach().masked_fill(~valid, 0.0).double().flatten(1)
+    mean = x.sum(1, keepdim=True) / valid.sum().clamp(min=1)
+    return explained_share(*(x - mean).square().mul(valid.flatten()).sum(1).unbind())
+
+
+def explained_share(whole: Tensor, unexplained: Tensor) -> Tensor:
+    """Return `explained_variance` from the squared deviations of targets and of errors, summed, scalars."""
+    return torch.where(whole > 0, 1.0 - unexplained / whole, 0.0).clamp(min=EXPLAINED_MIN).float()
 
 
 def normalize_advantage(advantage: Tensor, valid: Tensor, mean_and_std: tuple[Tensor, Tensor] | None = None) -> Tensor:

@@ -14,8 +14,8 @@ class OptimizerConfig:
     learning_rate: float = flag(1e-4, "step size of Adam", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0))
     lr_schedule: str = flag(
         "constant",
-        "change of the learning rate: linear falls to 0 at train_for_env_steps, kl_adaptive_* keeps the KL divergence"
-        " of a minibatch or an epoch near lr_schedule_kl_threshold",
+        "change of the learning rate: linear falls to 0 with the budget, train_for_env_steps or train_for_seconds,"
+        " kl_adaptive_* keeps the KL divergence of a minibatch or an epoch near lr_schedule_kl_threshold",
         choices=("constant", "linear", "kl_adaptive_minibatch", "kl_adaptive_epoch"),
     )
     lr_schedule_kl_threshold: float = flag(
@@ -135,6 +135,12 @@ class SurrogateConfig(ColumnsConfig):
         mutation="scale",
         mutation_range=(1e-2, 1.0),
     )
+    ppo_clip_schedule: str = flag(
+        "constant",
+        "change of ppo_clip_ratio: linear falls to 0 with the budget, as of lr_schedule",
+        choices=("constant", "linear"),
+        needs="ppo_clip_ratio",
+    )
     ppo_clip_value: float = flag(
         1.0,
         "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
@@ -144,6 +150,12 @@ class SurrogateConfig(ColumnsConfig):
     )
     exploration_loss_coeff: float = flag(
         0.003, "weight of the exploration loss", minimum=0, mutation="scale", mutation_range=(1e-7, 1.0)
+    )
+    exploration_loss_schedule: str = flag(
+        "constant",
+        "change of exploration_loss_coeff: linear falls to 0 with the budget, as of lr_schedule",
+        choices=("constant", "linear"),
+        needs="exploration_loss_coeff",
     )
     value_loss_coeff: float = flag(
         0.5, "weight of the value loss", minimum=0, mutation="scale", mutation_range=(1e-3, 1e2)
@@ -155,6 +167,31 @@ class SurrogateConfig(ColumnsConfig):
         minimum=0,
         needs="reals",
     )
+    target_kl: float = flag(
+        0.0,
+        "an iteration ends after the epoch whose mean KL divergence is above this; 0 = off",
+        minimum=0,
+        needs="ppo_epochs>1",
+    )
+
+
+SCHEDULES = {
+    "lr_schedule": "learning_rate",
+    "ppo_clip_schedule": "ppo_clip_ratio",
+    "exploration_loss_schedule": "exploration_loss_coeff",
+}
+"""Flag of a schedule -> flag of the number that falls to 0."""
+
+
+def annealed(flags: object) -> dict[str, float]:
+    """Return the numbers of a learner's flags with a linear schedule, by flag; a number that is 0 cannot fall."""
+    linear = (name for schedule, name in SCHEDULES.items() if getattr(flags, schedule, "") == "linear")
+    return {name: value for name in linear if (value := getattr(flags, name))}
+
+
+def scheduled(value: float, schedule: str, progress: float) -> float:
+    """Return a number of a schedule, `constant` or `linear`, after a share of the budget in [0, 1]."""
+    return value * max(0.0, 1.0 - progress) if schedule == "linear" else value
 
 
 STEP_METRICS = {
@@ -173,11 +210,16 @@ ACTOR_CRITIC_METRICS = {
     **STEP_METRICS,
 }
 
-CLIPPING_METRICS = {
+EXPLAINED = "explained_variance"
+"""The metric that belongs to a whole minibatch: parts have no means that add up to the number."""
+
+SURROGATE_METRICS = {
     "policy_loss": "PPO's clipped surrogate, negated",
     "kl_divergence": "mean KL divergence from the policy that acted to the trained policy, by PPO an estimate; if"
     " large, take smaller steps or fewer epochs",
     "ratio_mean": "mean probability ratio of the actions, trained policy to acting policy; should stay near 1",
     "ratio_max": "largest probability ratio",
     "fraction_clipped": "share of steps whose ratio is outside the clip; if large, take smaller steps or fewer epochs",
+    EXPLAINED: "1 - Var(target - value) / Var(target) of a minibatch, by the values of the acting policy, at least -1;"
+    " near 1 the critic foresees the returns, at 0 or less the critic is of no use",
 }

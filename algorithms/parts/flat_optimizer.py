@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from appo.algorithms.parts.config import OptimizerConfig
+from appo.algorithms.parts.config import OptimizerConfig, scheduled
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, StateLayout, Vector
@@ -42,7 +42,7 @@ class FlatOptimizer:
     def follow(self, progress: float) -> None:
         """Set the rate of the linear schedule, when this share of the training budget is used up, in [0, 1]."""
         if self.config.lr_schedule == "linear":
-            self.learning_rate.fill_(self.config.learning_rate * max(0.0, 1.0 - progress))
+            self.learning_rate.fill_(scheduled(self.config.learning_rate, "linear", progress))
 
     def layout(self, num_weights: int, others: Mapping[str, Vector]) -> StateLayout:
         """Return the layout of a state with P weights, the running means and other vectors."""

@@ -26,12 +26,16 @@ def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
 
 
 class FlatAdam(FlatOptimizer):
-    """Fused Adam on all weights at once, with clipping; harmful steps are skipped."""
+    """Fused Adam on all weights at once, with clipping; harmful steps are skipped.
+
+    Attributes:
+        sum_kl: sum of the KL divergences of steps, scalar on the device; a learner sets the sum to 0.
+    """
 
     def __init__(self, weights: Tensor, config: OptimizerConfig) -> None:
         super().__init__(weights, config, MOMENTS)
         self._mean, self._mean_square = self._means
-        self._steps, self._kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
+        self._steps, self._kl, self.sum_kl = (torch.zeros_like(self.learning_rate) for _ in range(3))
 
     def descend(self, loss: Tensor, learnable: Tensor) -> None:
         """Make one step down a scalar loss with gradient; `learnable` as in `step`."""
@@ -55,6 +59,7 @@ class FlatAdam(FlatOptimizer):
         self._adam(skipped)
         self.skipped_in_a_row.add_(1.0).mul_(skipped)
         self._kl += kl
+        self.sum_kl += kl
         return norm, skipped
 
     def _adam(self, skipped: Tensor) -> None:

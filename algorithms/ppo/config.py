@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, CLIPPING_METRICS, SurrogateConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, EXPLAINED, SURROGATE_METRICS, SurrogateConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
@@ -59,15 +59,15 @@ class PPOConfig(SurrogateConfig):
     ppo_clip_ratio: float = same_flag(
         SurrogateConfig, "ppo_clip_ratio", "e of the clip of the probability ratio to [1-e, 1+e]", default=0.2
     )
-    ppo_clip_schedule: str = flag(
-        "constant", "change of ppo_clip_ratio: linear falls to 0 at train_for_env_steps", choices=("constant", "linear")
-    )
     ppo_clip_value: float = same_flag(SurrogateConfig, "ppo_clip_value", default=0.0)
     exploration_loss_coeff: float = same_flag(
         SurrogateConfig, "exploration_loss_coeff", "weight of the entropy bonus", default=0.0
     )
-    target_kl: float = flag(
-        0.0, "an iteration ends before the minibatch whose KL divergence is 1.5 times this; 0 = off", minimum=0
+    target_kl: float = same_flag(
+        SurrogateConfig,
+        "target_kl",
+        "an iteration ends before the minibatch whose KL divergence is 1.5 times this; 0 = off",
+        needs="",
     )
 
     def one_update(self, size: int) -> "PPOConfig":
@@ -136,7 +136,7 @@ class PPOConfig(SurrogateConfig):
 
 METRICS = {
     **ACTOR_CRITIC_METRICS,
-    **CLIPPING_METRICS,
+    **SURROGATE_METRICS,
     "advantage_std": "standard deviation of the advantages of a minibatch, in units of the critic unless running"
     " moments normalize the advantages",
 }
@@ -152,8 +152,8 @@ STREAMING_METRICS = {
 """Further metrics of a learner whose batches stream."""
 
 PANEL = {
-    "policy_loss": "policy",
     "value_loss": "value",
+    EXPLAINED: "explained",
     "entropy": "entropy",
     "kl_divergence": "kl",
     "grad_norm": "gradient",

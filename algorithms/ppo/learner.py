@@ -14,9 +14,11 @@ from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
-from appo.algorithms.parts.learner import KL, ActorCriticLearner
+from appo.algorithms.parts.config import EXPLAINED
+from appo.algorithms.parts.learner import KL
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
+from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from appo.algorithms.runtime.learning.batches import Batch
@@ -28,7 +30,7 @@ ADVANTAGES = "advantages"
 """Name of the vector in a state that holds the running moments of advantages."""
 
 
-class PPOLearner(ActorCriticLearner):
+class PPOLearner(SurrogateLearner):
     """Trains one policy.
 
     An iteration ends with a new version of the weights. Weights between the updates of an iteration never act.
@@ -48,7 +50,6 @@ class PPOLearner(ActorCriticLearner):
     def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
         super().__init__(flat, spec, config, seed)
         config.check(recurrent=self.model.rnn_state_size > 0)
-        self.clip_ratio = torch.tensor(config.ppo_clip_ratio, device=flat.flat.device)
         self.further = {ADVANTAGES: flat.flat.new_zeros(3, dtype=torch.float64)}
 
     @property
@@ -87,12 +88,6 @@ class PPOLearner(ActorCriticLearner):
         self.version += 1
         yield
 
-    def follow(self, progress: float) -> None:
-        """Set rate and clip of linear schedules; `progress` is the used share of the training budget, in [0, 1]."""
-        self.optimizer.follow(progress)
-        left = max(0.0, 1.0 - progress) if self.config.ppo_clip_schedule == "linear" else 1.0
-        self.clip_ratio.fill_(self.config.ppo_clip_ratio * left)
-
     def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
         """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
         target = self.config.target_kl
@@ -101,17 +96,18 @@ class PPOLearner(ActorCriticLearner):
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""
         size = self.config.microbatch_size // self.segment_steps
+        explained = losses.explained_variance(minibatch.value, minibatch.target, minibatch.valid)
         if not size:
             self.optimizer.gradient.zero_()
             loss, metrics = self.loss(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
-            return metrics
+            return metrics | {EXPLAINED: explained}
         moments = losses.masked_mean_and_std(minibatch.advantage, minibatch.valid)
         total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
             part = minibatch.part(slice(i, i + size))
             total.add(part.valid, *self.loss(part, moments))
-        return total.finish()
+        return total.finish() | {EXPLAINED: explained}
 
     def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
         """Make an optimizer step by the current gradient.
@@ -158,7 +154,7 @@ class PPOLearner(ActorCriticLearner):
         }
         means = losses.masked_means(terms, m.valid)
         loss = means["policy_loss"] + c.value_loss_coeff * means["value_loss"]
-        loss = loss - c.exploration_loss_coeff * means["entropy"]
+        loss = loss - self.exploration_coeff * means["entropy"]
         ratio_max = losses.zero_invalid(fixed, m.valid).max()
         return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": moments[1]}
 

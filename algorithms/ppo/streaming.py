@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from appo.algorithms.ops.normalization import Moments, std
+from appo.algorithms.ops.losses import explained_share
+from appo.algorithms.ops.normalization import Moments, merge_batch, std
+from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.ppo.config import PPOConfig
@@ -38,6 +40,7 @@ class StreamingLearner:
         self.parts = 0
         # Moments of advantages: of all batches, used after the step, and of the current batch.
         self._advantages, self._of_batch = learner.advantages, Moments.empty((), learner.flat.flat.device)
+        self._of_values = Moments.empty((2,), learner.flat.flat.device)  # of targets and errors of the batch
         self._drop()
 
     @property
@@ -74,6 +77,7 @@ class StreamingLearner:
             return
         metrics = self._sum.finish()
         metrics["advantage_std"] = std(self._of_batch, eps=0.0).float()
+        metrics[EXPLAINED] = explained_share(*self._of_values.m2.unbind())
         if not self.learner.has_moved_too_far(metrics):
             self.times.measure("update", lambda: self.learner.descend_by(self._sum.num_valid, metrics))
             self.learner.optimizer.adapt(end_of_epoch=True, minibatches=1)
@@ -115,6 +119,8 @@ class StreamingLearner:
         segments = torch.arange(batch.valid.numel() // learner.segment_steps, device=batch.valid.device)
         part = learner.minibatch(batch, segments)
         self._of_batch = with_advantages(self._of_batch, part.advantage, part.valid)
+        values = torch.stack((part.target, part.target - part.value), dim=-1).flatten(0, 1)
+        self._of_values = merge_batch(self._of_values, values, part.valid.flatten())
         self._sum.add(part.valid, *learner.loss(part))
         learner.statistics.gather(batch, [(target, batch.valid)])
 
@@ -124,6 +130,7 @@ class StreamingLearner:
         self._sum.clear()
         self.learner.statistics.drop()
         self._advantages, self._of_batch = self.learner.advantages, Moments.empty((), self.flat.flat.device)
+        self._of_values = Moments.empty((2,), self.flat.flat.device)
         if self._later is not None:
             self.learner.configure(self._later)
             self._later = None

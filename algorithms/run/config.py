@@ -28,8 +28,10 @@ from appo.algorithms.run.algorithms import (
     require_preset,
 )
 from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from appo.algorithms.run.schedules import check_clock, without_horizon
 from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
 from appo.algorithms.runtime.algorithm import Algorithm
+from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import NO_PRESET, LoggingConfig, RunConfig, SamplingConfig
 from appo.envs.config import EnvConfig
 from appo.envs.given import is_again
@@ -323,10 +325,11 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     own = {"device": "cpu"} if algorithm.whole_rollouts else {}
     device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
-    preset = str(asked.get("preset") or saved.get("preset", "default"))
-    known = find_preset(env, device, algorithm, preset)
+    budget = str(asked.get("preset") or saved.get("preset", "default"))
+    known = find_preset(env, device, algorithm, budget)
     if not saved:
-        require_preset(env, algorithm, preset)
+        require_preset(env, algorithm, budget)
+    saved, preset = without_horizon(asked, saved, known or {})
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
         ("command line", given),
@@ -334,7 +337,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         ("saved run", saved),
         (f"--algo={algo}", own),
         ("init_from", weights),
-        ("env preset", known or {}),
+        ("env preset", preset),
     ]
     values, origins = _merged(layers)
     if known and not saved and "env_kwargs" in known and "env_kwargs" in asked:  # arguments add up
@@ -460,6 +463,7 @@ def _check_repeatable(config: Config) -> None:
         raise UsageError(f"{flag} allows no pauses by the clock: leave out --decorrelate_experience_max_seconds")
     if config.device != "cpu":
         raise UsageError(f"{flag} is exact on the CPU only: add --device=cpu")
+    check_clock(config.learning, Budget.of(run, sampling, 1))
 
 
 def _check_whole_episodes(config: Config) -> None:

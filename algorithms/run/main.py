@@ -34,6 +34,7 @@ from appo.algorithms.run.policies import log_comparison, make_controller, make_s
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
+from appo.algorithms.run.schedules import log_schedules
 from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.run.workers.blueprint import Blueprint
@@ -231,7 +232,9 @@ class Run:
         code.keep(self.directory)
         exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
-        blueprint = replace(blueprint, traits=tuple(traits))
+        budget = budget.after(resumed)
+        blueprint = replace(blueprint, traits=tuple(traits), budget=budget)
+        log_schedules(config.learning, budget, resumed)
         segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
         if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))

@@ -1,11 +1,12 @@
 """The budget of a run: the end of training, the share used up, and the remaining time."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from appo.algorithms.runtime.config import ENDLESS, RunConfig, SamplingConfig
-from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress, elapsed_before
 from appo.utils.windows import RateMeter
 
 BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
@@ -22,6 +23,8 @@ class Budget:
         episode_return: mean return of the last episodes that every policy must reach; None: no goal.
         collected: limit on the steps of all actors, for runs that only sample; None: no limit.
         benchmark: whether `BENCHMARK` is a limit too.
+        earlier_seconds: seconds of training of earlier starts.
+        by_clock: whether schedules follow the seconds.
     """
 
     env_steps: int
@@ -30,6 +33,8 @@ class Budget:
     episode_return: float | None = None
     collected: int | None = None
     benchmark: bool = False
+    earlier_seconds: float = 0.0
+    by_clock: bool = True
 
     @classmethod
     def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> "Budget":
@@ -39,11 +44,35 @@ class Budget:
             frames = min(env_steps, BENCHMARK["env_steps"]) if sampling.benchmark else env_steps
             collected = min(-(-frames // frames_per_step), BENCHMARK["samples"] if sampling.benchmark else samples)
         seconds, goal = run.train_for_seconds, run.train_until_return
-        return cls(env_steps, samples, seconds, goal, collected, sampling.benchmark)
+        by_clock = not (run.deterministic_resume or sampling.lockstep)
+        return cls(env_steps, samples, seconds, goal, collected, sampling.benchmark, by_clock=by_clock)
+
+    def after(self, resumed: Sequence[Mapping[str, Any]]) -> "Budget":
+        """Return the budget of a start that resumes these plain states, one per policy; {}: a new policy."""
+        return replace(self, earlier_seconds=elapsed_before(resumed))
 
     def plain(self) -> dict[str, float | None]:
         """Return the limits that remain from one start to the next, as written to status.json."""
-        return {name: value for name, value in asdict(self).items() if name not in ("collected", "benchmark")}
+        names = ("env_steps", "samples", "seconds", "episode_return")
+        return {name: value for name, value in asdict(self).items() if name in names}
+
+    def shares(self, env_steps: int, seconds: float) -> dict[str, float]:
+        """Return the used share of each limit that schedules follow, from 0 to 1; {} without a limit.
+
+        Seconds count over all starts: a start ends `seconds` after the seconds of earlier starts.
+
+        Args:
+            env_steps: env steps that the policy has learned from, over all starts.
+            seconds: seconds of this start.
+        """
+        used: dict[str, tuple[float, float]] = {"env_steps": (env_steps, self.env_steps)}
+        if self.by_clock:
+            used["seconds"] = (self.earlier_seconds + seconds, self.earlier_seconds + self.seconds)
+        return {name: min(1.0, done / limit) for name, (done, limit) in used.items() if 0 < limit < ENDLESS[name]}
+
+    def progress(self, env_steps: int, seconds: float) -> float:
+        """Return the used share of the budget of schedules: the largest of `shares`; 0 without a limit."""
+        return max(self.shares(env_steps, seconds).values(), default=0.0)
 
     def trained(self, env_steps: int, samples: int) -> bool:
         """Return whether these totals of a policy reach the limits."""

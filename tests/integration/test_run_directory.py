@@ -1,6 +1,7 @@
 """What a run leaves in its directory, and how it goes on from there."""
 
 import json
+import logging
 import os
 import struct
 import time
@@ -167,19 +168,23 @@ def check_continued(before: dict[str, Any], run: Recorded, records_before: int) 
     return after
 
 
-def test_a_resumed_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_where_it_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "run"
     flags: dict[str, Any] = SMALL | {"lr_schedule": "linear", "learning_rate": 0.001, "train_for_env_steps": 4000}
     first = record(directory, **flags | {"train_for_env_steps": 2000})
     before, records = first.state(), len(first.metrics)
     assert first.statistics()[0] == before["samples"]
     assert before["learning_rate"] <= 0.001 * 256 / 2000  # at its end, but for the last batch
+    caplog.set_level(logging.INFO)
     second = record(directory, **flags)
     after = check_continued(before, second, records)
     assert 4000 <= after["env_steps"] < 4256
     assert after["updates"] == before["updates"] + 2 * second.totals["batches"]
     assert second.statistics()[0] == after["samples"]
     # The schedule goes on from the share of the budget that is used up, it does not begin anew.
+    share = before["env_steps"] / 4000
+    line = f"linear schedules go on at {share:.1%} of --train_for_env_steps=4000: learning_rate"
+    assert caplog.messages.count(f"{line} {0.001 * (1 - share):.3g}") == 1
     rates = second.reported("train/learning_rate")
     assert rates
     assert max(rates) <= 0.001 * (1 - before["env_steps"] / 4000) + 1e-9

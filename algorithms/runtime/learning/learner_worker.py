@@ -93,7 +93,7 @@ class TrainingPlan:
     """The settings of a learner worker.
 
     Attributes:
-        budget: limits in env steps and samples.
+        budget: limits of training, which schedules follow.
         max_policy_lag: restored weights raise the version by `max_policy_lag` + 1, which makes older trajectories too
             old.
         max_skipped_updates: skipped updates in a row before a rollback to the last good state.
@@ -190,6 +190,7 @@ class LearnerWorker:
             learner.version = before + plan.max_policy_lag + 1 if before else 1
         self._before = {"discarded": self.totals["discarded"]}  # counts added to the counts of `batches`
         noted = ledger.noted()
+        self._began_ms = noted.pop("began_ms")  # of this start, whichever learner began; 0: training has not begun
         replaces = any(noted.values())  # a dead learner
         if replaces:
             # Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in
@@ -216,6 +217,7 @@ class LearnerWorker:
             case Begin():  # settle the hand-overs of a predecessor, and report the totals from before this start
                 for unsettled in self.ledger.unsettled():
                     yield from [unsettled] if isinstance(unsettled, SlotReleased) else self.handle(unsettled)
+                self._began_ms = self._began_ms or round(1000 * time.monotonic())
                 yield self._report()
             case SaveState():
                 yield self.save()
@@ -279,7 +281,8 @@ class LearnerWorker:
         if not self.block.writes:
             self.save()  # a rollback needs a state from the first update on
         # Progress before the batch: else the last batch would train at rate 0.
-        progress = self.totals["env_steps"] / self.plan.budget.env_steps
+        seconds = time.monotonic() - self._began_ms / 1000 if self._began_ms else 0.0
+        progress = self.plan.budget.progress(self.totals["env_steps"], seconds)
         entered = self._enter()
         self.totals["batches"] += entered.whole
         if entered.whole:  # steps of a partial batch are staged, and count with the last part
@@ -338,7 +341,7 @@ class LearnerWorker:
 
     def _note(self) -> None:
         self._refresh_totals()
-        self.ledger.note({**self.totals, "staged": self.batches.staged_samples})
+        self.ledger.note({**self.totals, "staged": self.batches.staged_samples, "began_ms": self._began_ms})
 
     def _budget_reached(self) -> bool:
         env_steps, pause = self.totals["env_steps"], self.plan.pause_env_steps

@@ -54,9 +54,10 @@ def columns_used(trajectories: Trajectories, message: TrajectoryReady) -> int:
 
 
 class LearnerLedger:
-    """A learner's record in the arena: released slots and counts."""
+    """A learner's record in the arena: released slots, counts, and the monotonic time at which training began."""
 
-    NAMES = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost", "used")
+    COUNTS = ("env_steps", "samples", "batches", "updates", "released", "discarded", "staged", "lost", "used")
+    NAMES = (*COUNTS, "began_ms")
 
     def __init__(self, trajectories: Trajectories, policy: int) -> None:
         self.trajectories, self.policy = trajectories, policy

@@ -25,7 +25,7 @@ from appo.algorithms.runtime.messages import (
 from appo.algorithms.runtime.monitor.console import Console, PlainLines
 from appo.algorithms.runtime.monitor.overview import Overview, memory
 from appo.algorithms.runtime.monitor.performance import Machine, Performance, ProcessTimes, performance
-from appo.algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress
+from appo.algorithms.runtime.monitor.policy_progress import COUNTERS, HEAD, Names, PolicyProgress, elapsed_before
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.utils.logging import recent_warnings
 from appo.utils.metrics import MetricsLog, duration, last_values, read_metrics, short_number, without_lost
@@ -110,7 +110,7 @@ class Monitor:
         self.metrics_log = MetricsLog(folder.metrics, most_bytes)
         self.writers: list[EventWriter] = []
         self.started = time.monotonic()
-        self.elapsed_before = max(float(s.get("progress", {}).get("elapsed_seconds", 0)) for s in resumed)
+        self.elapsed_before = elapsed_before(resumed)
         for policy, state in enumerate(resumed):
             self.policies[policy].restore(state)
             if not first_start:  # the record from which the run continues, see `without_lost`

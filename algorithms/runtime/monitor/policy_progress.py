@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,6 +55,11 @@ class Names:
                 shown(str(name)[:LONGEST_NAME]),
             )
         return False
+
+
+def elapsed_before(resumed: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds of training in the plain states of checkpoints, one per policy; {} counts as 0."""
+    return max(float(state.get("progress", {}).get("elapsed_seconds", 0)) for state in resumed)
 
 
 class PolicyProgress:

@@ -345,6 +345,44 @@ def test_linear_rates_fall_to_0_with_the_budget() -> None:
         assert rate_after(learner, batch, progress) == [pytest.approx(expected)]
 
 
+LINEAR = {"ppo_clip_schedule": "linear", "exploration_loss_schedule": "linear"}
+
+
+def test_linear_clips_and_weights_of_exploration_fall_to_0_with_the_budget() -> None:
+    """A step at some progress is the step with the coefficients of then."""
+    flags = {"ppo_clip_ratio": 0.4, "exploration_loss_coeff": 0.2, "learning_rate": 0.0}
+    batch = batch_of(learner_of().model, noise=1.0)
+    for progress, left in ((0.25, 0.75), (0.5, 0.5), (1.3, 0.0), (0.0, 1.0)):
+        learner = learner_of(**flags, **LINEAR)
+        constant = learner_of(**{name: value * left for name, value in flags.items()})
+        learn(constant, batch, progress)
+        learn(learner, batch, progress)
+        assert torch.equal(learner.optimizer.gradient, constant.optimizer.gradient)
+        assert (float(learner.clip_ratio), float(learner.exploration_coeff)) == pytest.approx((0.4 * left, 0.2 * left))
+        assert learner.metrics() == constant.metrics()
+
+
+def test_an_iteration_ends_after_an_epoch_that_has_moved_too_far() -> None:
+    flags = {"learning_rate": 0.02, "ppo_epochs": 5, "batch_size": 3 * ROLLOUT, "normalize_returns": False}
+    free = learner_of(**flags)
+    batch = batch_of(free.model, noise=0.0)
+    divergences, states = [], []
+    for _ in free.learn(batch, 0.0):
+        divergences.append(free.metrics()["kl_divergence"])
+        states.append(parameters(free))
+    epochs = [(a + b) / 2 for a, b in zip(divergences[::2], divergences[1::2], strict=True)]
+    assert epochs[0] < epochs[1] < epochs[2]
+    for schedule in ("constant", "kl_adaptive_epoch"):
+        bounded = learner_of(
+            **flags, target_kl=(epochs[1] + epochs[2]) / 2, lr_schedule=schedule, lr_adaptive_min=0.02,
+            lr_adaptive_max=0.02,
+        )  # fmt: skip
+        assert learn(bounded, batch) == 6
+        assert torch.equal(parameters(bounded), states[5])
+        assert bounded.statistics.to_array()[0] == int(batch.valid.sum())  # every step once
+        assert learn(bounded, batch) == 2  # the sum of an iteration does not go on into the next
+
+
 def test_constant_rates_stay() -> None:
     learner = learner_of(ppo_epochs=3)
     assert rate_after(learner, batch_of(learner.model, noise=3.0), 0.9) == [pytest.approx(1e-2)] * 3
@@ -625,3 +663,17 @@ def test_metrics_of_a_known_batch() -> None:
     kl = ActionDistribution(SPEC.action.parts, batch.recorded["logits"]).kl(policy)[batch.valid].mean()
     assert metrics["kl_divergence"] == pytest.approx(float(kl), rel=1e-4)
     assert metrics["skipped"] == 0.0
+
+
+@pytest.mark.parametrize("normalize_returns", [False, True])
+def test_the_explained_variance_is_that_of_the_values_of_the_acting_policy(normalize_returns: bool) -> None:
+    learner = learner_of(learning_rate=0.0, normalize_returns=normalize_returns)
+    learner.model.set_return_statistics(0.3, 1.7)
+    batch = batch_of(learner.model, noise=0.5)
+    assert not batch.valid.all()
+    target, metrics = learner.differentiate(batch)
+    seen = target[batch.valid].double().numpy()
+    error = seen - batch.recorded["value"][batch.valid].double().numpy()
+    expected = 1 - np.var(error) / np.var(seen)
+    assert -1 < expected < 1
+    assert float(metrics["explained_variance"]) == pytest.approx(expected, rel=1e-4)

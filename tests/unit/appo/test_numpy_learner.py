@@ -102,6 +102,17 @@ def test_noise_of_means_gets_the_gradient_of_torch(case: str) -> None:
     assert_same_step(expected, found, replace(batch, recorded=batch.recorded | {NOISE: noise}))
 
 
+def test_scheduled_coefficients_are_those_of_torch() -> None:
+    schedules = {"ppo_clip_schedule": "linear", "exploration_loss_schedule": "linear", "ppo_clip_ratio": 0.1}
+    expected, found = pair_of(SPEC, {}, schedules)
+    constant = pair_of(SPEC, {}, {"ppo_clip_ratio": 0.025, "exploration_loss_coeff": 0.025})[0]
+    batch = batch_of(expected.model, noise=0.5, seed=1)
+    for learner in (expected, found):
+        learner.follow(0.75)
+    assert_same_step(expected, found, batch)
+    assert_same_step(constant, found, batch)
+
+
 def test_whole_batches_are_learned_alike() -> None:
     flags = {"batch_size": 16, "ppo_epochs": 2, "num_batches_per_iteration": 3}
     expected, found = pair_of(SPEC, {}, flags)

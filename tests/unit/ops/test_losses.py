@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 import torch
 
 from appo.algorithms.ops.losses import (
     clamped_ratio,
     clipped_value_loss,
+    explained_variance,
     masked_mean,
     masked_mean_and_std,
     masked_means,
@@ -167,3 +169,22 @@ def test_several_means_at_once_are_the_means_one_by_one() -> None:
     torch.stack((*means.values(),)).sum().backward()
     assert torch.equal(x.grad != 0, valid.expand(3, 4, 5))
     assert masked_means({"a": x[0]}, torch.zeros(4, 5, dtype=torch.bool))["a"] == 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 1.2, 30.0])
+def test_the_explained_variance_is_numpys(noise: float) -> None:
+    generator = torch.Generator().manual_seed(7)
+    target, error = (100.0 + 2.0 * torch.randn(2, 20, 30, generator=generator)).unbind()
+    value = target + noise * (error - 100.0) + 5.0  # an offset of all values costs nothing
+    valid = torch.rand(20, 30, generator=generator) < 0.7
+    target[~valid], value[~valid] = NAN, INF
+    seen, foreseen = target[valid].double().numpy(), value[valid].double().numpy()
+    expected = max(-1.0, 1 - np.var(seen - foreseen) / np.var(seen))
+    assert float(explained_variance(value, target, valid)) == pytest.approx(expected, abs=1e-5)
+    assert (expected == -1.0) == (noise == 30.0)
+
+
+def test_targets_that_are_equal_leave_nothing_to_explain() -> None:
+    value = torch.tensor([1.0, 2.0, 3.0])
+    assert float(explained_variance(value, torch.full((3,), 2.0), ALL)) == 0.0
+    assert float(explained_variance(value, value, ~ALL)) == 0.0

@@ -39,6 +39,23 @@ def test_captured_steps_learn_the_same(spec: EnvSpec) -> None:
     assert device.replays == 5 * 4 - shapes * WARM_UPS
 
 
+def test_coefficients_change_in_captured_steps() -> None:
+    """A graph reads tensors at the places of the capture."""
+    linear = {"ppo_clip_schedule": "linear", "exploration_loss_schedule": "linear", "lr_schedule": "linear"}
+    flags = {**linear, "ppo_clip_ratio": 0.4, "exploration_loss_coeff": 0.5}
+    plain, captured, device = learner_of(**flags), learner_of(**flags), RecordingDevice()
+    captured.quick_update = CapturedUpdate(captured.update, device)
+    numbers = [(number, number.data_ptr()) for number in (captured.clip_ratio, captured.exploration_coeff)]
+    for i in range(WARM_UPS + 3):
+        batch = batch_of(plain.model, noise=1.0, seed=i)
+        assert [learn(learner, batch, i / 10) for learner in (plain, captured)] == [1, 1]
+    assert device.replays == 3
+    assert torch.equal(captured.flat.flat, plain.flat.flat)
+    left = 1 - (WARM_UPS + 2) / 10
+    assert [float(number) for number, _ in numbers] == pytest.approx([0.4 * left, 0.5 * left])
+    assert [number.data_ptr() for number, _ in numbers] == [place for _, place in numbers]
+
+
 def test_targets_outlive_the_next_step() -> None:
     learner, device = learner_of(), RecordingDevice()
     step = CapturedUpdate(learner.update, device)

@@ -311,12 +311,20 @@ def test_statistics_change_with_the_version_and_not_before() -> None:
 
 
 def test_linear_schedules_follow_the_budget() -> None:
-    learner = learner_of(lr_schedule="linear", ppo_clip_schedule="linear", learning_rate=1e-3, ppo_clip_ratio=0.2)
+    schedules = dict.fromkeys(("lr_schedule", "ppo_clip_schedule", "exploration_loss_schedule"), "linear")
+    learner = learner_of(**schedules, learning_rate=1e-3, ppo_clip_ratio=0.2, exploration_loss_coeff=0.1)
     batch = batch_of(learner.model)
     for progress, share in ((0.0, 1.0), (0.25, 0.75), (1.3, 0.0)):
         learn(learner, batch, progress)
         assert float(learner.clip_ratio) == pytest.approx(0.2 * share)
+        assert float(learner.exploration_coeff) == pytest.approx(0.1 * share)
         assert learner.metrics()["learning_rate"] == pytest.approx(1e-3 * share)
+    falling, fixed = learner_of(**schedules, exploration_loss_coeff=0.4), learner_of(exploration_loss_coeff=0.1)
+    falling.follow(0.75)
+    fixed.clip_ratio.copy_(falling.clip_ratio)
+    minibatches = [one.minibatch(one.estimate(batch), torch.arange(STEPS)) for one in (falling, fixed)]
+    losses = [float(one.loss(part)[0].detach()) for one, part in zip((falling, fixed), minibatches, strict=True)]
+    assert losses[0] == losses[1]
     constant = learner_of(ppo_clip_ratio=0.2)
     learn(constant, batch, 0.9)
     assert float(constant.clip_ratio) == pytest.approx(0.2)
@@ -358,6 +366,11 @@ def test_metrics_are_means_since_the_last_call() -> None:
     assert metrics["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-4)
     assert metrics["kl_divergence"] == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-3)
     assert metrics["fraction_clipped"] == pytest.approx(float(((ratio - 1).abs() > 0.2).float().mean()), abs=1e-6)
+    target = learner_of().returns(batch).target[batch.valid].double()
+    error = target - batch.recorded["value"][batch.valid].double()
+    explained = 1 - np.var(error.numpy()) / np.var(target.numpy())
+    assert -1 < explained < 1
+    assert metrics["explained_variance"] == pytest.approx(explained, rel=1e-4)
 
 
 # --- state

@@ -116,6 +116,18 @@ def test_running_moments_do_not_depend_on_the_parts() -> None:
     np.testing.assert_allclose(states[0].vectors["advantages"], states[1].vectors["advantages"], rtol=1e-4)
 
 
+def test_schedules_stand_still_within_a_batch() -> None:
+    linear = {"ppo_clip_schedule": "linear", "exploration_loss_schedule": "linear", "exploration_loss_coeff": 0.1}
+    whole, streamed = whole_of(adam_eps=1e-3, **linear), streaming_of(4, adam_eps=1e-3, **linear)
+    batch = batch_for(whole)
+    learn(whole, batch, 0.5)
+    for i, one in enumerate(parts_of(batch, 4)):
+        list(streamed.learn(one, 0.5 + i / 10))
+        assert float(streamed.learner.clip_ratio) == pytest.approx(0.2 * 0.5)
+        assert float(streamed.learner.exploration_coeff) == pytest.approx(0.1 * 0.5)
+    assert np.abs(streamed.state().weights - whole.state().weights).max() < 1e-6
+
+
 # --- what moves when
 
 

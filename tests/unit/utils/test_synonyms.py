@@ -74,6 +74,7 @@ RIGHT = {
     "hidden_sizes": "--encoder_mlp_layers",
     "learning_rate_schedule": "--lr_schedule",
     "num_gpus_per_worker": "--actor_worker_gpus",
+    "entropy_coeff_schedule": "--exploration_loss_schedule (constant, or linear to 0)",
     "ent_coef": "--exploration_loss_coeff",
     "entropy_coeff": "--exploration_loss_coeff",
     "entropy_coef": "--exploration_loss_coeff",
@@ -135,7 +136,7 @@ NONE = re.findall(
 decoder_mlp_layers env_gpu_actions env_gpu_observations optimizer normalize_input_keys log_to_file
 flush_summaries_interval summaries_use_frameskip use_record_episode_statistics episode_counter train_script enjoy_script
 wandb_dir pbt_optimize_gamma pbt_perturb_min pbt_perturb_max value_bootstrap pixel_format use_sde noisy num_learners
-save_model framework entropy_coeff_schedule cpc_forward_steps dmlab_gpus slurm_workdir
+save_model framework cpc_forward_steps dmlab_gpus slurm_workdir
 """,
 )
 
@@ -160,7 +161,7 @@ def test_a_name_that_has_no_counterpart_says_why(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--target_kl=0.1"], "unknown flag --target_kl; it is a flag of --algo=PPO"),
+        (["--recompute_advantages"], "unknown flag --recompute_advantages; it is a flag of --algo=PPO"),
         (["--replay_capacity=9"], "unknown flag --replay_capacity; it is a flag of --algo=APEX"),
         (["--fps=3"], "unknown flag --fps; it is a flag of appo enjoy"),
         (["--episodes=3"], "unknown flag --episodes; it is a flag of appo evaluate, appo match"),
@@ -216,7 +217,7 @@ def test_every_command_asks_the_table(command: str, words: Sequence[str], expect
         ("learning_rates", "; did you mean learning_rate?"),
         ("anneal_lr", "; did you mean lr_schedule=linear?"),
         ("norm_adv", "; did you mean normalize_advantages (of algo=PPO)?"),
-        ("target_kl", "; it is a flag of algo=PPO"),
+        ("recompute_advantages", "; it is a flag of algo=PPO"),
         ("wandb_dir", "; there is none here: Weights & Biases keeps its files where the variable WANDB_DIR says"),
         ("qwertz", ""),
     ],

@@ -102,7 +102,8 @@ class Training:
         memory = LearnerMemory.attach(world.arena, world.trajectories, 0)
         self.ring, self.block = memory.ring, memory.block
         limits = {"env_steps": 10**9, "samples": 10**9, "max_policy_lag": 20, "max_skipped_updates": 4, **plan}
-        limits["budget"] = Budget(limits.pop("env_steps"), limits.pop("samples"))
+        seconds = {name: limits.pop(name) for name in ("seconds", "earlier_seconds") if name in limits}
+        limits["budget"] = Budget(limits.pop("env_steps"), limits.pop("samples"), **seconds)
         self.learner = CountingLearner()
         batches = ColumnBatches(Staging(world.trajectories), 0, ROWS, limits["max_policy_lag"], False, 1)
         plans = TrainingPlan(**limits, device="cpu", incidents=incidents)
@@ -181,6 +182,25 @@ def test_every_valid_step_is_counted_once(training: Training) -> None:
         "in_flight": 0, "held": 0, "lost": 0, "used": 23,
     }  # fmt: skip
     assert training.learner.progress == [0, 44 / 10**9]
+
+
+def test_progress_follows_the_time_over_starts_and_over_the_death_of_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"env_steps": 10**10, "seconds": 60.0, "earlier_seconds": 20.0}
+    first = Training(monkeypatch, **plan)
+    first.now += 500.0  # until all processes are ready
+    first.told(Begin())
+    for slot, seconds in enumerate((0.0, 20.0)):
+        first.now += seconds
+        first.give(slot)
+        first.work()
+    assert first.learner.progress == [20 / 80, 40 / 80]
+    second = Training(monkeypatch, first.world, **plan)
+    second.now = first.now + 30.0
+    second.told(Begin())
+    second.world.trajectories.policy_version[:] = second.learner.version
+    second.give(2)
+    second.work()
+    assert second.learner.progress == [70 / 80]
 
 
 def test_lag_is_measured_in_updates_at_training_time(training: Training) -> None:

@@ -30,8 +30,9 @@ PERFORMANCE = Performance(
 RECORD: dict[str, Any] = {
     "policy": 0, "env_steps": 5_400_000, "perf/env_steps_per_second": 65_432.0, "perf/samples_per_second": 16_358.0,
     "reward/mean": 475.314, "reward/min": -12.0, "reward/max": 500.0, "len/mean": 480.2,
-    "train/policy_loss": -0.000228, "train/value_loss": 0.02005, "train/entropy": 0.8558, "train/kl_divergence": 1.5e-4,
-    "train/grad_norm": 0.23, "train/learning_rate": 0.001, "train/policy_lag_mean": 1.45, "train/policy_lag_max": 4.0,
+    "train/explained_variance": 0.912, "train/value_loss": 0.02005, "train/entropy": 0.8558,
+    "train/kl_divergence": 1.5e-4, "train/grad_norm": 0.23, "train/learning_rate": 0.001, "train/policy_lag_mean": 1.45,
+    "train/policy_lag_max": 4.0,
 }  # fmt: skip
 OVERVIEW = Overview(
     elapsed_seconds=3723.4,
@@ -185,7 +186,7 @@ EXPECTED = """\
 │      488.00                                             ▁▂▂▂▂ ▃▃▄▄▄▅▅▆▆▆▇▇▇█ │
 │                                  ▁▁▁▂▂▂▃▃▄▄▄▅▅▅▅▆▇▇▇▇████████ ██████████████ │
 │       20.00 ▁▂▂▂▃▃▃▃▄▅▅▅▅▆▆▆▇▇▇██████████████████████████████▅██████████████ │
-│ losses      policy -0.000228 · value 0.02 · entropy 0.856 · kl 0.00015       │
+│ losses      value 0.02 · explained 0.912 · entropy 0.856 · kl 0.00015        │
 │             gradient 0.23 · rate 0.001                                       │
 │ lag         1.4 versions · 4 at most · 0 samples discarded                   │
 │ 2 actors    ━━━━━━━━━━━━━━━─  env 58%  inference 24%  framework 9%           │
