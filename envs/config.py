@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from appo.envs import given
+from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
 
@@ -144,6 +145,23 @@ class EnvConfig:
     def __reduce__(self) -> tuple[Callable[..., "EnvConfig"], tuple[dict[str, Any], bytes | None]]:
         """Travel to another process of ours together with a given class or function."""
         return _with_given, (vars(self), given.to_bytes(self.env))
+
+    def check(self, *, writes: bool) -> None:
+        """Refuse flags that contradict each other (UsageError); `writes`: the run writes a dataset."""
+        if self.episodic_life and writes:
+            raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
+        if self.soft_horizon and self.horizon is None:
+            raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
+        if self.action_distribution == "tanh_gaussian" and self.action_scaling == "off":
+            raise UsageError(
+                "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which"
+                " maps that to the bounds"
+            )
+        if self.continuous_as_bins and (self.action_distribution == "tanh_gaussian" or not self.clip_actions):
+            other = "--clip_actions=False" if not self.clip_actions else "--action_distribution=tanh_gaussian"
+            raise UsageError(
+                f"--continuous_as_bins={self.continuous_as_bins} has choices from bound to bound: without {other}"
+            )
 
     @property
     def as_trained(self) -> "EnvConfig":

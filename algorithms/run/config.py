@@ -325,10 +325,10 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     own = {"device": "cpu"} if algorithm.whole_rollouts else {}
     device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
-    budget = str(asked.get("preset") or saved.get("preset", "default"))
-    known = find_preset(env, device, algorithm, budget)
+    wanted = str(asked.get("preset") or saved.get("preset", "default"))
+    known = find_preset(env, device, algorithm, wanted)
     if not saved:
-        require_preset(env, algorithm, budget)
+        require_preset(env, algorithm, wanted)
     saved, preset = without_horizon(asked, saved, known or {})
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
@@ -374,7 +374,7 @@ def check(config: Config) -> None:
     """Refuse flags that contradict each other (UsageError, with the numbers)."""
     config.algorithm.check(config.learning, None)
     config.output.check()
-    _check_env(config.env, writes=bool(config.output.output))
+    config.env.check(writes=bool(config.output.output))
     _check_sampling(config.sampling, config.device)
     waiting = config.sampling.num_minibatches_to_accumulate
     if config.algorithm.synchronous and waiting is not None and waiting > 0:
@@ -409,23 +409,6 @@ def check(config: Config) -> None:
     rates = [values.get("learning_rate", config.learning.learning_rate) for values in config.per_policy]
     if config.logging.verify_reproduction and any(rates):
         raise UsageError(f"--verify_reproduction needs --learning_rate=0, got {words_of(max(rates))}")
-
-
-def _check_env(env: EnvConfig, *, writes: bool) -> None:
-    if env.episodic_life and writes:
-        raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
-    if env.soft_horizon and env.horizon is None:
-        raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
-    if env.action_distribution == "tanh_gaussian" and env.action_scaling == "off":
-        raise UsageError(
-            "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which maps"
-            " that to the bounds"
-        )
-    if env.continuous_as_bins and (env.action_distribution == "tanh_gaussian" or not env.clip_actions):
-        other = "--clip_actions=False" if not env.clip_actions else "--action_distribution=tanh_gaussian"
-        raise UsageError(
-            f"--continuous_as_bins={env.continuous_as_bins} has choices from bound to bound: without {other}"
-        )
 
 
 def _check_sampling(sampling: SamplingConfig, device: str) -> None:
