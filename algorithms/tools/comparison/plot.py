@@ -205,7 +205,8 @@ def _label(group: Sequence[ComparedRun], names: Sequence[str]) -> str:
 
 def _save(figure: Any, path: Path) -> None:
     with replaced_when_whole(path) as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(temporary, format=path.suffix[1:] or "png")
         except ValueError as error:  # an unknown format
