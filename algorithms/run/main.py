@@ -328,8 +328,9 @@ class Run:
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
-        free = free_bytes(self.config.sampling.memory_limit_mb)
-        plan = choose(found.costs, found.planned, num_agents, self.cores, memory, free)
+        plan = choose(
+            found.costs, found.planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
+        )
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         if found.busy:

@@ -402,8 +402,13 @@ class Training:
         else:
             status = RunFolder(self.directory).read_status()
             totals, means = status.get("totals", {}), tuple(status.get("return_mean", ()))
-            counts = totals.get("env_steps", 0), totals.get("samples", 0)
-            report = Report(float(status.get("seconds", 0.0)), *counts, means, ())
+            report = Report(
+                seconds=float(status.get("seconds", 0.0)),
+                env_steps=totals.get("env_steps", 0),
+                samples=totals.get("samples", 0),
+                episode_returns=means,
+                figures=(),
+            )
         self._result = Result(reason, exit_code, self.directory, report)
 
 

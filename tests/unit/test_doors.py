@@ -75,9 +75,8 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.utils.metrics": ({JSON}, "lines of a file that `open_own` opened, bounded"),
     "appo.utils.lock": ({JSON}, "the lock, bounded"),
     "appo.utils.tensorboard.event_files": ({NAMES}, "in a folder that is open"),
-    "appo.algorithms.run.folder": ({NAMES}, "finds runs"),
+    "appo.algorithms.run.folder": ({JSON, NAMES}, "finds runs; a bounded line of a file that `open_own` opened"),
     "appo.algorithms.run.directory.taking": ({NAMES}, "looks whether there is something"),
-    "appo.algorithms.run.directory.journal": ({JSON}, "a bounded line of a file that `open_own` opened"),
     "appo.algorithms.run.trust": ({FILE}, "the key of the user"),
     "appo.algorithms.run.directory.code": (
         {FILE, JSON, NAMES},

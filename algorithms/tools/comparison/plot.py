@@ -207,7 +207,8 @@ def _label(group: Sequence[ComparedRun], names: Sequence[str]) -> str:
 def save_figure(figure: Any, path: Path) -> None:
     """Write a picture in the format of its suffix (UsageError: no such format, or the file cannot be written)."""
     with replaced_when_whole(path) as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(temporary, format=path.suffix[1:] or "png")
         except ValueError as error:  # an unknown format

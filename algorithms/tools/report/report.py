@@ -54,7 +54,8 @@ def report(config: ReportConfig) -> int:
     found = read_each(directories, lambda _, directory: read(directory.resolve(), films))
     content = page(found, cast(Axis, config.x)).encode()
     with replaced_when_whole(path) as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
     left_out = f"; {films.left_out} videos are left out (--video_mb={config.video_mb})" if films.left_out else ""
     size = f"{len(content) / MIB:.1f} MiB" if len(content) >= MIB else f"{len(content) / 1024:.0f} KiB"

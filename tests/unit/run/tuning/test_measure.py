@@ -500,7 +500,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
     monkeypatch.setattr(
         "appo.algorithms.run.tuning.environment.stepping_costs",
-        lambda config, envs, making, made: ["costs", "better ones"],
+        lambda config, envs, making_seconds, bytes_before, made: ["costs", "better ones"],
     )
     monkeypatch.setattr(NetworkTimer, "costs", lambda self: "more costs")
     monkeypatch.setattr(NetworkTimer, "threads_ratio", lambda self, threads: f"{threads} threads")
