@@ -1,6 +1,5 @@
 """Every message has a receiver, and the documentation says who it is."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,3 @@ def receiver(kind: Any) -> Address:
 def test_every_message_has_a_receiver() -> None:
     assert len(KINDS) > 20
     assert {receiver(kind).role for kind in KINDS} == {*RUNTIME, ALL.role, NAMES_IT.address.role}
-
-
-def test_the_page_of_the_runtime_says_who_receives_what() -> None:
-    text = PAGE.read_text().split("## Messages\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| (`.+?) \| .+ \|$", text, re.MULTILINE)
-    said = {(role, name) for role, names in rows for name in re.findall(r"`(\w+)`", names)}
-    singular = {name: role.singular for name, role in RUNTIME.items()} | {ALL.role: "all"}
-    singular[NAMES_IT.address.role] = NAMES_IT.address.role
-    assert said == {(singular[receiver(kind).role], kind.__name__) for kind in KINDS}
