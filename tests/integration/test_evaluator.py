@@ -311,7 +311,7 @@ def test_a_film_that_fails_costs_no_other(
     def play_run(run: Any, flags: EvaluationConfig, seed: int) -> Any:
         if next(failures):
             raise ResourceError("cannot write the video: No space left on device")
-        return SimpleNamespace(video=None)
+        return 0, [], None
 
     monkeypatch.setattr(evaluate, "play_run", play_run)
     films, run = Filming(tmp_path, 1.0), cast(Any, SimpleNamespace(checkpoint=tmp_path / "ckpt_000000000001"))
