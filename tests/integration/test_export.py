@@ -224,13 +224,14 @@ def test_the_value_of_a_choice_that_a_mask_forbids_is_not_the_value(tmp_path: Pa
 def test_a_file_that_computes_something_else_is_not_kept(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed = exporting._compute
+    write = exporting._write
 
-    def other(*arguments: Any) -> dict[str, Any]:
-        outputs = computed(*arguments)
-        return outputs | {"value": outputs["value"] + 0.1}
+    def other(network: Any, *arguments: Any) -> None:
+        write(network, *arguments)
+        outputs_of = network.outputs_of
+        network.outputs_of = lambda obs, logits, value, state: outputs_of(obs, logits, value + 0.1, state)
 
-    monkeypatch.setattr(exporting, "_compute", other)
+    monkeypatch.setattr(exporting, "_write", other)
     with pytest.raises(exporting.ExportError, match="differs from the policy by"):
         exporting.export_policy(load_policy(runs / "cartpole"), tmp_path / "policy.onnx")
     assert list(tmp_path.iterdir()) == []
