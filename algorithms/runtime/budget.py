@@ -1,13 +1,17 @@
 """The budget of a run: the end of training, the share used up, and the remaining time."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appo.algorithms.runtime.config import ENDLESS, RunConfig, SamplingConfig
-from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress, elapsed_before
-from appo.utils.windows import RateMeter
+
+if TYPE_CHECKING:  # both import numpy, which `--help` does without
+    from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+    from appo.utils.windows import RateMeter
 
 BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
 """Limits for all policies together in one start; the first one reached ends a benchmark."""
@@ -37,7 +41,7 @@ class Budget:
     by_clock: bool = True
 
     @classmethod
-    def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> "Budget":
+    def of(cls, run: RunConfig, sampling: SamplingConfig, frames_per_step: int) -> Budget:
         """Return the budget described by the flags."""
         env_steps, samples, collected = run.train_for_env_steps, 2**62, None
         if sampling.sampler_only:
@@ -47,8 +51,10 @@ class Budget:
         by_clock = not (run.deterministic_resume or sampling.lockstep)
         return cls(env_steps, samples, seconds, goal, collected, sampling.benchmark, by_clock=by_clock)
 
-    def after(self, resumed: Sequence[Mapping[str, Any]]) -> "Budget":
+    def after(self, resumed: Sequence[Mapping[str, Any]]) -> Budget:
         """Return the budget of a start that resumes these plain states, one per policy; {}: a new policy."""
+        from appo.algorithms.runtime.monitor.policy_progress import elapsed_before
+
         return replace(self, earlier_seconds=elapsed_before(resumed))
 
     def plain(self) -> dict[str, float | None]:

@@ -497,7 +497,7 @@ def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.
         def recv(self) -> int:
             return questions.pop()
 
-    monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
+    monkeypatch.setattr(measure, "enter", lambda name, log_path: None)
     monkeypatch.setattr(
         "appo.algorithms.run.tuning.environment.stepping_costs",
         lambda config, envs, making_seconds, bytes_before, made: ["costs", "better ones"],
@@ -533,7 +533,7 @@ def test_what_has_failed_is_told_before_it_is_closed(tmp_path: Path, monkeypatch
         yield "one"
         raise ValueError("several")
 
-    monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
+    monkeypatch.setattr(measure, "enter", lambda name, log_path: None)
     monkeypatch.setattr("appo.algorithms.run.tuning.environment.stepping_costs", fails)
     config = config_of("toy/Zero-v0", num_envs_per_worker=1)
     measure.measure_environment(pipe, tmp_path, config, True)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("appo.algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
     for name in ("ACTING_SECONDS", "TRAINING_SECONDS", "SLOWEST_SECONDS"):
         monkeypatch.setattr(network, name, 0.0)
-    monkeypatch.setattr(measure, "_enter", lambda name, log_path: None)
+    monkeypatch.setattr(measure, "enter", lambda name, log_path: None)
 
 
 @pytest.mark.usefixtures("_at_once")
