@@ -87,6 +87,7 @@ class GpuEngine(HostEngine):
 
     def _in_slots(self, array: Array) -> Tensor:
         """Return a field [S, steps, R, ...] in the slots as a tensor [S * steps * R, ...] of the device."""
+        assert array.flags.c_contiguous, "a copy of the field would be written instead of the slots"
         return self.device.shared(array.reshape(-1, *array.shape[3:]))
 
     def _places(self, rows: Rows) -> Array:
