@@ -24,6 +24,7 @@ REQUIREMENTS = {
         "sample-factory==2.1.1",
         "numpy<2",
         "gymnasium[mujoco]==0.29.1",
+        "box2d==2.3.10",
         "ale-py==0.12.1",
         "vizdoom==1.3.2",
         "opencv-python-headless<4.12",
@@ -34,7 +35,8 @@ REQUIREMENTS = {
     "stable_baselines3": (
         TORCH,
         "stable-baselines3==2.9.2",
-        "gymnasium==1.4.0",
+        "gymnasium[mujoco]==1.4.0",
+        "box2d==2.3.10",
         "ale-py==0.12.1",
         "opencv-python-headless==5.0.0.93",
     ),

@@ -55,6 +55,19 @@ FLAGS = {
         "num_envs_per_worker": 8,
         "learning_rate": 1e-3,
     },
+    # as in its published settings for MuJoCo, with a discount for long episodes
+    "lunar_lander": MLP
+    | {
+        "rollout": 64,
+        "batch_size": 1024,
+        "num_batches_per_epoch": 4,
+        "num_epochs": 2,
+        "num_envs_per_worker": 8,
+        "gamma": 0.999,
+        "learning_rate": 1e-3,
+        "ppo_clip_ratio": 0.2,
+        "exploration_loss_coeff": 0.01,
+    },
     "pong_learning": PONG | ONE_PASS | {"batch_size": 256, "num_batches_per_epoch": 4, "learning_rate": 5e-4},
     # published settings for MuJoCo, except the schedule of the learning rate, which the command line refuses
     "halfcheetah": MLP
@@ -146,6 +159,7 @@ MAKERS = {
     "vizdoom": make_vizdoom,
     "cartpole": partial(make_plain, "CartPole-v1"),
     "cartpole_learning": partial(make_plain, "CartPole-v1"),
+    "lunar_lander": partial(make_plain, "LunarLander-v2"),  # v3 differs in its wind, which is off
     "halfcheetah": partial(make_plain, "HalfCheetah-v4"),  # the physics of v5; the required gymnasium lacks v5
 }
 

@@ -18,11 +18,14 @@ NAMES = {
     "sample_factory_malloc": "the same, allocator tuned",
     "cleanrl_envpool": "CleanRL-style PPO + EnvPool",
     "pufferlib": "PufferLib 3.0.0",
+    "stable_baselines3": "Stable-Baselines3 2.9.2, PPO",
 }
 
 LEARNING_TASKS = {
     "samples to 475 on CartPole": learning.CARTPOLE,
     "samples to 18 on Pong": learning.PONG_BY_TIME,
+    "samples to 200 on LunarLander": learning.LUNAR_LANDER,
+    "samples to 3,000 on HalfCheetah": learning.HALF_CHEETAH,
     "return of 18 on Pong, or after 500,000 samples": learning.PONG_BY_SAMPLES,
 }
 
@@ -328,8 +331,8 @@ def _learning(results: Results) -> str:
 
 def _learner(name: str) -> str:
     """Return the name of a contender of `learning`, without the environment."""
-    peer = learning.CONTENDERS[name].workload
-    return NAMES[learning.PEER] if peer else f"**appo**, {name.removeprefix('pong_')}"
+    peer = learning.CONTENDERS[name].peer
+    return NAMES[peer] if peer else f"**appo**, {name.rpartition('_')[2]}"
 
 
 def _learned(outcome: Mapping[str, Any] | None) -> str:

@@ -1,12 +1,13 @@
 """The text of docs/results.md, from saved scores and published returns."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
 from appo.utils.errors import UsageError
 from benchmarks.scores.published import PUBLISHED, Published
-from benchmarks.scores.trials import BENCHMARK, TRIALS, Summary, summary
+from benchmarks.scores.trials import BENCHMARK, PUBLISHED_STEPS, TRIALS, Summary, Trial, summary
 from benchmarks.shared import markdown
 
 HEAD = """\
@@ -24,6 +25,8 @@ plays episodes that training has not seen, as `appo evaluate` does, with sampled
   means over the seeds. `<=`: other programs used the machine meanwhile.
 - **Return** is the mean over the seeds ± the standard deviation of their means; with one seed, of its episodes. Of
   several agents it is the mean of theirs.
+- **Reached**, in rows with `--preset=sample_efficient`: the mean plus its standard error reaches the published figure
+  behind the colon, after as many env steps and in the mode of acting that `benchmarks/scores/trials.py` names.
 - **Published** figures stand below ours, with a link to where they were found. They come from other machines and
   hours, often with an older version of the environment, tuned hyperparameters, or the best of several models. They tell
   what a good return is, not who is faster: for that, [performance.md](performance.md) lets peers run side by side.
@@ -70,10 +73,10 @@ def _rows(name: str, outcomes: list[dict[str, Any]]) -> Iterator[tuple[str, ...]
     seen = (f"`{TRIALS[name].env}`", *_training(outcomes))
     for mode, actions in MODES.items():
         found = summary(outcomes, mode)
-        of = f"{_count(found.seeds, 'seed')}, {_count(found.episodes, 'episode')}"
+        of = f"{_count(found.seeds, 'seed')}, {_count(found.episodes, 'episode')}{_verdict(TRIALS[name], mode, found)}"
         yield seen[0], f"**appo**, {actions}", *seen[1:], _own(found), of
         seen = ("", "", "")
-    for one in PUBLISHED.get(name, ()):
+    for one in PUBLISHED.get(name.removesuffix(PUBLISHED_STEPS), ()):
         yield "", _linked(one), _millions(one.env_steps), "", _returned(one.mean, one.deviation), one.of
 
 
@@ -97,6 +100,14 @@ def _commands(results: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, .
 
 def _linked(one: Published) -> str:
     return f"[{one.who}]({one.source})" + (f", {one.measured_on}" if one.measured_on else "")
+
+
+def _verdict(trial: Trial, mode: str, found: Summary) -> str:
+    """Return whether mean plus standard error reach the goal; empty without a goal of this mode."""
+    if trial.goal is None or mode != trial.mode or found.mean is None:
+        return ""
+    error = (found.deviation or 0.0) / math.sqrt(found.seeds)
+    return f"; {'reached' if found.mean + error >= trial.goal else 'missed'}: {trial.goal:,g}"
 
 
 def _own(found: Summary) -> str:

@@ -25,6 +25,9 @@ class Trial(NamedTuple):
         flags: flags of the environment.
         episodes: episodes per mode.
         most_frames: frames per mode that end the evaluation of a policy that waits for ever; 0: no limit.
+        mode: mode of acting that is compared with the goal, named before any run.
+        goal: published mean return after as many env steps, which the mean plus its standard error shall reach; None:
+            no goal.
     """
 
     env: str
@@ -33,6 +36,8 @@ class Trial(NamedTuple):
     flags: Mapping[str, object] = {}
     episodes: int = 20
     most_frames: int = 0
+    mode: str = "most_probable"
+    goal: float | None = None
 
     def training(self) -> dict[str, object]:
         """Return the flags of train_appo.py without the seed."""
@@ -50,7 +55,14 @@ def _atari(env: str) -> Trial:
     return Trial(env, seconds=560, flags=NO_STICKY_ACTIONS, episodes=10, most_frames=400_000)
 
 
+def _published(env: str, env_steps: int, goal: float) -> Trial:
+    """Return a trial of the preset for as many env steps as behind a published figure."""
+    flags = {"algo": "auto", "preset": "sample_efficient"}
+    return Trial(env, env_steps, seconds=900, flags=flags, episodes=100, goal=goal)
+
+
 M = 1_000_000
+PUBLISHED_STEPS = "_published"  # end of the name of a trial with as many env steps as a published figure
 TRIALS = {
     "cartpole": Trial("CartPole-v1", M, episodes=50),
     "acrobot": Trial("Acrobot-v1", M, episodes=50),
@@ -80,6 +92,21 @@ TRIALS = {
     "control_suite_cartpole": Trial("dm_control/cartpole-swingup-v0", M),
     "highway_fast": Trial("highway-fast-v0", 30_000),
     "envpool_cartpole": Trial("envpool:CartPole-v1", M, episodes=50),
+    "cartpole_published": _published("CartPole-v1", 50_000, 490),
+    "acrobot_published": _published("Acrobot-v1", M, -73.5),
+    "mountain_car_continuous_published": _published("MountainCarContinuous-v0", 100_000, 93),
+    "pendulum_published": _published("Pendulum-v1", 100_000, -172),
+    "lunar_lander_published": _published("LunarLander-v3", M, 250),
+    "lunar_lander_continuous_published": _published("LunarLanderContinuous-v3", M, 271),
+    "minigrid_door_key_published": _published("MiniGrid-DoorKey-5x5-v0", 100_000, 0.964),
+    "minigrid_key_corridor_published": _published("MiniGrid-KeyCorridorS3R1-v0", 500_000, 0.949),
+    "half_cheetah_published": _published("HalfCheetah-v5", M, 5784),
+    "hopper_published": _published("Hopper-v5", M, 2609),
+    "walker2d_published": _published("Walker2d-v5", M, 3589),
+    "ant_published": _published("Ant-v5", M, 3258),
+    "swimmer_published": _published("Swimmer-v5", M, 281),
+    "reacher_published": _published("Reacher-v5", M, -4.1),
+    "inverted_double_pendulum_published": _published("InvertedDoublePendulum-v5", M, 9231),
 }
 
 
