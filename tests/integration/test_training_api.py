@@ -118,13 +118,15 @@ def test_a_run_ends_where_another_one_has_begun_in_the_place_of_its_folder(tmp_p
         with run, contextlib.ExitStack() as other:
             reports = iter(run)
             assert next(report for report in reports if report.env_steps)
+            theirs = tmp_path / "theirs"
+            theirs.mkdir()
+            other.enter_context(RunLock(theirs / ".lock"))
+            (theirs / "config.json").write_text("theirs")
             for number in itertools.count():  # again if the run is faster, which makes its folder anew
                 folder.rename(tmp_path / f"elsewhere_{number}")
-                folder.mkdir(exist_ok=True)
-                with contextlib.suppress(DirectoryInUse):
-                    other.enter_context(RunLock(folder / ".lock"))
+                with contextlib.suppress(OSError):
+                    theirs.rename(folder)
                     break
-            (folder / "config.json").write_text("theirs")
             for _ in reports:
                 pass
 

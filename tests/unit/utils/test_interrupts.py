@@ -104,8 +104,7 @@ def command():
     with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):
         os.kill(os.getpid(), {int(number)})
     return 7
-if {ignored}:
-    signal.signal({int(number)}, signal.SIG_IGN)
+signal.signal({int(number)}, signal.SIG_IGN if {ignored} else signal.SIG_DFL)
 sys.exit(run_command(command))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -199,7 +199,7 @@ def test_truncation_in_the_last_step_asks_for_final_values_before_the_hand_over(
     with_finals = 0
     for slot in range(60):
         heard = played.trajectory()
-        asked = ActionRequest(0, 0, slot, 4, 0) in heard
+        asked = ActionRequest(0, 0, slot, 4, 0) in requests(heard)
         assert asked == t.truncated[slot, 3].any()
         with_finals += asked
         assert requests(heard)[-1].slot == slot + 1 or slot == 59
