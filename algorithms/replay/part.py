@@ -23,9 +23,9 @@ FOLLOWED = {
     "eta": "priority_eta",
     "n_steps": "n_steps",
     "gamma": "gamma",
-    "replay_ratio": "replay_ratio",
+    "replay_ratio": "uses_per_step",
 }
-"""Field of a plan that may change during a run -> the flag with the value."""
+"""Field of a plan that may change during a run -> name of the value in the flags, if present."""
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 """Name of a tensor of a batch -> shape and dtype."""
@@ -187,7 +187,8 @@ class ReplayPart:
 
     def follow(self, flags: Any) -> None:
         """Follow other flags from now on; after a change of the ratio only new steps owe uses."""
-        plan = replace(self.plan, **{name: getattr(flags, flag) for name, flag in FOLLOWED.items()})
+        known = {name: getattr(flags, flag) for name, flag in FOLLOWED.items() if hasattr(flags, flag)}
+        plan = replace(self.plan, **known)
         if plan == self.plan:
             return
         if plan.replay_ratio != self.plan.replay_ratio and self.pace.starts:
