@@ -127,6 +127,12 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         return self.batch_size // self.rollout
 
     @property
+    def waiting_columns(self) -> int:
+        """Trajectories that actors may play ahead of the learner: as many as owe an update, at least one."""
+        steps = self.batch_size / self.uses_per_step if self.uses_per_step > 1 else self.batch_size
+        return max(1, int(steps) // self.rollout)
+
+    @property
     def updates_per_version(self) -> int:
         """Optimizer steps between two published sets of weights, see `--max_weight_sync_delay`."""
         return max(1, round(self.max_weight_sync_delay * self.ppo_epochs / self.batch_size))
@@ -143,9 +149,11 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         """Refuse contradictory flags (UsageError)."""
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
-        if self.mix.sampler and self.n_steps > self.rollout:  # in datasets n steps go on to the end of the episode
+        ends = "--batch_replay" if self.sequences else "--num_replay_shards" if self.num_replay_shards else ""
+        if ends and self.n_steps > self.rollout:
             raise UsageError(
-                f"--n_steps={self.n_steps} is above --rollout={self.rollout}: a trajectory has no more steps to sum"
+                f"--n_steps={self.n_steps} is above --rollout={self.rollout}: with {ends}, a sum may end with the"
+                " trajectory"
             )
         if self.learning_starts > self.replay_capacity:
             raise UsageError(

@@ -138,6 +138,8 @@ class ReplayPart:
             self._copy_columns(samples, staging)
         else:
             self._copy_steps(samples, staging)
+        if self.plan.relabel is not None:
+            self.plan.relabel(self.storage, samples, staging)
         weight = 1.0 / samples.probability
         staging["recorded.weight"][:] = weight / weight.max() if self.plan.prioritized else 1.0
         self.set_pace(used=self.pace.used + int(np.count_nonzero(staging["valid"])))
@@ -152,9 +154,10 @@ class ReplayPart:
         storage, arrays = self.storage, self.storage.arrays
         column, step = samples.column, samples.step
         returns = storage.returns_of(samples)
+        later = storage.rollout - returns.room  # the step of the observation after the return
         for key in storage.spec.observations:
             storage.read_obs(key, column, step, staging[f"obs.{key}"][0])
-            storage.read_obs(key, column, step + returns.length, staging[f"obs.{key}"][1])
+            storage.read_obs(key, (returns.end - later) // storage.rollout, later, staging[f"obs.{key}"][1])
         for name in OF_STEP:
             staging[name][0] = arrays[name][column, step]
         steps_per_segment = storage.rollout // arrays["rnn_state"].shape[1]
