@@ -137,7 +137,7 @@ class APEX(Algorithm):
         """Return the layout of a new learner, without preparing the network for training."""
         from appo.algorithms.apex.learner import ApexLearner
 
-        return ApexLearner(flat, context.flags).layout
+        return ApexLearner(flat, context).layout
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare the memory of the replay."""
@@ -235,7 +235,7 @@ class APEX(Algorithm):
         from appo.algorithms.models.build import let_learn
 
         let_learn(flat, context.model, context.precision, context.device)
-        return ApexLearner(flat, context.flags, None if context.spec.action_mask else numpy_update)
+        return ApexLearner(flat, context, None if context.spec.action_mask else numpy_update)
 
 
 @dataclass(frozen=True)
