@@ -19,7 +19,7 @@ from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.run.trust import ANSWERS, PLAYED
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import vector_of
+from appo.algorithms.runtime.memory.learner_state import NETWORKS, vector_of
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionConverter, ObservationWriter
 from appo.envs.given import name_of
@@ -209,12 +209,15 @@ class Policy:
         return {name: view.cpu().numpy().copy() for (name, _), view in views}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace the weights by weights in the format of `get_weights`.
+        """Replace the weights by weights in the format of `get_weights`, or of `Training.weights`.
+
+        Weights of networks that only the learner has, named `networks.*`, are left out.
 
         Raises:
             UsageError: a name or a shape does not fit the model, or a name is missing.
         """
-        self._flat.load(vector_of(weights, self._flat.table))
+        acting = {name: array for name, array in weights.items() if not name.startswith(NETWORKS)}
+        self._flat.load(vector_of(acting, self._flat.table))
 
     def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
         """Return the environment of training, with arguments, frame skip, stack and other wrappers.

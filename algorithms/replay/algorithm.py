@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -147,9 +147,7 @@ class ReplayAlgorithm(Algorithm):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return the layout of a new learner, without preparing the network for training."""
-        from numpy.random import SeedSequence
-
-        return self.new_learner(replace(context, seeds=SeedSequence(0)), flat).layout
+        return self.new_learner(context, flat).layout
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Make the learner of a network."""

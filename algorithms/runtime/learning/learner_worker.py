@@ -20,7 +20,7 @@ from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered
 from appo.algorithms.runtime.learning.publisher import Publisher
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout, replace_weights
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
@@ -226,7 +226,7 @@ class LearnerWorker:
                     yield self.member.obey(message, self)
             case ReplaceWeights(_, path):
                 state = self.learner.state()
-                state.weights[:] = np.fromfile(path, np.float32)
+                replace_weights(state, np.fromfile(path, np.float32))
                 self.go_on_from(state)
                 Path(path).unlink()  # the answer to main
             case Stop():
