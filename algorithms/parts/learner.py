@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
 from appo.algorithms.parts.config import STEP_METRICS
@@ -77,7 +77,7 @@ class FlatLearner(ABC):
         *,
         normalize_returns: bool = False,
     ) -> None:
-        assert isinstance(flat.module, ActorCritic)
+        assert isinstance(flat.module, ActingNetwork)
         self.flat, self.context, self.config = flat, context, context.flags
         self.optimizer = optimizer or adam_of(flat, context.flags)
         self.version, self.updates = 1, 0
