@@ -16,7 +16,7 @@ from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from appo.algorithms.models.actor_critic import ActorCritic
+    from appo.algorithms.models.actor_critic import ActingNetwork
     from appo.algorithms.models.flat_module import FlatModule
     from appo.algorithms.parts.learner import FlatLearner
     from appo.algorithms.replay.storage import ReplayPlan
@@ -62,12 +62,17 @@ class ReplayAlgorithm(Algorithm):
 
     replays: ClassVar[bool] = True
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards and their discount have an effect: always."""
+        return True
+
     @abstractmethod
     def learner_class(self) -> type[FlatLearner]:
         """Return the class of the learner, imported inside: main and actors do not import torch."""
 
     @abstractmethod
-    def network(self, context: Context) -> ActorCritic:
+    def network(self, context: Context) -> ActingNetwork:
         """Make the network that acts, with weights drawn from torch's global generator."""
 
     @abstractmethod

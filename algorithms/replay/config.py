@@ -22,7 +22,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         "steps drawn from the replay per optimizer step, a multiple of rollout",
         default=512,
     )
-    gamma: float = same_flag(ColumnsConfig, "gamma")
+    gamma: float = same_flag(ColumnsConfig, "gamma", needs="")
     n_steps: int = flag(3, "steps whose rewards are summed before a value stands in for the rest", minimum=1)
     replay_capacity: int = flag(
         1_000_000, "agent steps that the replay of the run holds; the oldest leave first", minimum=1, needs="actors"

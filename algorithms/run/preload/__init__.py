@@ -15,6 +15,8 @@ NETWORK = (
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
     "appo.algorithms.apex.policy",
+    "appo.algorithms.sac.learner",
+    "appo.algorithms.sac.policy",
     "appo.algorithms.replay.source",
 )
 
