@@ -16,8 +16,8 @@ from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from appo.algorithms.apex.policy import EpsilonGreedyPolicy
     from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
     from appo.algorithms.replay.storage import ReplayPlan
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
@@ -122,9 +122,9 @@ class APEX(Algorithm):
 
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy; without shared memory of a run the policy does not explore."""
-        from appo.algorithms.apex.policy import EpsilonGreedyPolicy
         from appo.algorithms.models.build import let_act
         from appo.algorithms.ops.q_learning import epsilon_ladder
+        from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 
         let_act(flat, context.model, context.precision, context.device)
         epsilon = None

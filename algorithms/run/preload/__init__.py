@@ -14,7 +14,7 @@ NETWORK = (
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
-    "appo.algorithms.apex.policy",
+    "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )
 
