@@ -14,9 +14,9 @@ from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from appo.algorithms.apex.learner import ApexLearner
-    from appo.algorithms.apex.policy import EpsilonGreedyPolicy
     from appo.algorithms.models.flat_module import FlatModule
     from appo.algorithms.models.q_network import QNetwork
+    from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
     from appo.algorithms.replay.storage import ReplayPlan
     from appo.algorithms.runtime.memory.slots import Recorded
     from appo.envs.spec import EnvSpec
@@ -87,8 +87,8 @@ class APEX(ReplayAlgorithm):
 
     def policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy; without shared memory of a run the policy does not explore."""
-        from appo.algorithms.apex.policy import EpsilonGreedyPolicy
         from appo.algorithms.ops.q_learning import epsilon_ladder
+        from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 
         epsilon = None
         if context.arena is not None:

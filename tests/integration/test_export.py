@@ -13,12 +13,12 @@ from gymnasium import spaces
 
 from appo import load_policy
 from appo.algorithms import cli
-from appo.algorithms.apex.policy import EpsilonGreedyPolicy
 from appo.algorithms.models.actor_critic import ActingNetwork
 from appo.algorithms.models.build import build_model
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import Player

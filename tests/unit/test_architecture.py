@@ -38,7 +38,6 @@ TORCH = (
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
     "appo.algorithms.apex.numpy_learner",
-    "appo.algorithms.apex.policy",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
     "appo.algorithms.datasets.columns",

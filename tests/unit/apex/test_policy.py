@@ -8,10 +8,10 @@ import torch
 
 from appo.algorithms.apex.algorithm import APEX, OfflineAPEX
 from appo.algorithms.apex.config import ApexConfig
-from appo.algorithms.apex.policy import EpsilonGreedyPolicy
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import build_q_network
 from appo.algorithms.ops.q_learning import unscaled_value
+from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 from appo.algorithms.runtime.algorithm import Context
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
