@@ -16,7 +16,9 @@ class SACConfig(ReplayConfig):
     learning_rate: float = same_flag(
         OptimizerConfig, "learning_rate", "step size of policy and temperature", default=3e-4
     )
-    critic_learning_rate: float = same_flag(OptimizerConfig, "learning_rate", "step size of the critics", default=1e-3)
+    critic_learning_rate: float = flag(
+        1e-3, "step size of the critics", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0)
+    )
     adam_eps: float = same_flag(OptimizerConfig, "adam_eps", default=1e-8)
     max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=0.0)
     rollout: int = same_flag(ReplayConfig, "rollout", default=1)
