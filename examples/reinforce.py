@@ -34,7 +34,7 @@ class REINFORCELearner(ActorCriticLearner):
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Ascend log pi(a|s) * (return - baseline), and fit the critic to the return."""
-        self.optimizer.follow(progress)
+        self.follow(progress)
         policy, value = self.unroll(batch)
         estimate = self.model.denormalize_value(value.detach())
         returns = gae(value=estimate, gamma=self.config.gamma, gae_lambda=1.0, **batch.signals())

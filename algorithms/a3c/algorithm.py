@@ -94,7 +94,7 @@ class A3C(Algorithm):
         """Make the learner, which applies gradients of the workers."""
         from appo.algorithms.a3c.learner import A3CLearner
 
-        return A3CLearner(flat, context.flags)
+        return A3CLearner(flat, context)
 
     def ring(self, context: Context) -> GradientRing:
         """Return the shared memory of gradients."""

@@ -21,6 +21,7 @@ from appo.algorithms.parts.learner import LOSS, FlatLearner, row_of
 from appo.algorithms.parts.optimizer import FlatAdam
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import RunningStatistics
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.learning.gradients import FIGURES, GRADIENT
 from appo.algorithms.runtime.memory.arena import Array
@@ -116,8 +117,7 @@ class A3CLearner(FlatLearner):
     """Applies gradients one by one in the order of arrival, to weights that all actors share.
 
     Args:
-        flat: model with all weights in one vector.
-        config: flags.
+        flat, context: see `FlatLearner`.
 
     Attributes:
         version, updates: number of published weight sets, counted from 1, and of optimizer steps.
@@ -125,10 +125,11 @@ class A3CLearner(FlatLearner):
 
     config: A3CConfig
 
-    def __init__(self, flat: FlatModule, config: A3CConfig) -> None:
+    def __init__(self, flat: FlatModule, context: Context) -> None:
+        config: A3CConfig = context.flags
         weights = flat.flat[: flat.num_parameters]
         optimizer = FlatRMSProp(weights, config) if config.optimizer == "rmsprop" else FlatAdam(weights, config)
-        super().__init__(flat, config, optimizer, normalize_returns=config.normalize_returns)
+        super().__init__(flat, context, optimizer, normalize_returns=config.normalize_returns)
         self._num_statistics = len(self.statistics.to_array())
         self._idle_since: float | None = None
 
@@ -143,9 +144,9 @@ class A3CLearner(FlatLearner):
         waited = 0.0 if self._idle_since is None else taken - self._idle_since
         figures = batch.recorded[FIGURES].numpy()
         computed, gathered = figures[: len(COMPUTED)], figures[len(COMPUTED) :][: self._num_statistics]
-        self.optimizer.follow(progress)
+        self.follow(progress)
         self.optimizer.gradient.copy_(batch.recorded[GRADIENT][: self.flat.num_parameters])
-        self._rate.copy_(self.optimizer.learning_rate)
+        self.optimizer.note_rate()
         is_finite = bool(np.isfinite(dict(zip(COMPUTED, computed, strict=True))[LOSS]))
         norm, skipped = self.optimizer.step(torch.tensor(is_finite), torch.zeros(()))
         self.statistics.merge(gathered)

@@ -14,7 +14,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import QNetwork
 from appo.algorithms.ops import losses, q_learning
 from appo.algorithms.parts.learner import FlatLearner, Metrics
-from appo.algorithms.parts.optimizer import adam_of
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 
 TARGET = "target"
@@ -28,7 +28,7 @@ class ApexLearner(FlatLearner):
 
     Args:
         flat: Q-network with all weights in one vector, on the device.
-        config: learning flags.
+        context: see `FlatLearner`.
         make_quick: function that makes `quick` for a learner.
 
     Attributes:
@@ -40,13 +40,13 @@ class ApexLearner(FlatLearner):
     config: ApexConfig
 
     def __init__(
-        self, flat: FlatModule, config: ApexConfig, make_quick: "Callable[[ApexLearner], Quick | None] | None" = None
+        self, flat: FlatModule, context: Context, make_quick: "Callable[[ApexLearner], Quick | None] | None" = None
     ) -> None:
         assert isinstance(flat.module, QNetwork)
-        super().__init__(flat, config, adam_of(flat, config), normalize_returns=False)
+        super().__init__(flat, context)
         self.model = flat.module
         self.target = FlatModule(copy.deepcopy(flat.module).requires_grad_(False))
-        self.further = {TARGET: self.target.flat}
+        self.further[TARGET] = self.target.flat
         self._make_quick = make_quick or (lambda learner: None)
         self.quick = self._make_quick(self)
 
@@ -65,14 +65,14 @@ class ApexLearner(FlatLearner):
             progress: used share of the training budget, in [0, 1]; drives schedules.
         """
         c = self.config
-        self.optimizer.follow(progress)
+        self.follow(progress)
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
         self.step(error >= 0, metrics)
         self.statistics.update(batch, [])
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
         if self.updates % c.target_update_interval == 0:
             self.target.flat.copy_(self.flat.flat)
-        if self.updates % max(1, round(c.max_weight_sync_delay * (c.replay_ratio or 1.0) / c.batch_size)) == 0:
+        if self.updates % c.updates_per_version == 0:
             self.version += 1
         yield {"priority": error.cpu().numpy(), "flags": c}
 
@@ -85,8 +85,7 @@ class ApexLearner(FlatLearner):
 
     def beta(self, progress: float) -> float:
         """Return the exponent of importance weights; `progress` is the used share of the budget, in [0, 1]."""
-        c = self.config
-        return c.priority_beta + min(1.0, progress) * (c.priority_beta_final - c.priority_beta)
+        return self.config.beta(progress)
 
     def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the loss, the mean over branches of absolute errors [T, B], and metrics: name -> scalar.

@@ -18,8 +18,8 @@ from appo.algorithms.ops.returns import Returns, gae, vtrace
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import row_of
 from appo.algorithms.parts.surrogate import SurrogateLearner
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
-from appo.envs.spec import EnvSpec
 
 NOISE = "noise"
 """Name in `Batch.recorded` of the noise [T, B, L] of RPO, in minibatches of `--rpo_alpha`."""
@@ -38,8 +38,7 @@ class APPOLearner(SurrogateLearner):
     """Trains one policy.
 
     Args:
-        flat, spec, config: model, spaces of the environment, and learning flags.
-        seed: seed of the order of minibatches.
+        flat, context: see `FlatLearner`; `generator` draws the order of minibatches.
         make_quick: function that makes `quick_update`, called again after a change of flags.
 
     Attributes:
@@ -51,12 +50,10 @@ class APPOLearner(SurrogateLearner):
     def __init__(
         self,
         flat: FlatModule,
-        spec: EnvSpec,
-        config: APPOConfig,
-        seed: int,
+        context: Context,
         make_quick: "Callable[[APPOLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
     ) -> None:
-        super().__init__(flat, spec, config, seed)
+        super().__init__(flat, context)
         self._make_quick = make_quick
         self.quick_update = make_quick(self)
 

@@ -1,4 +1,4 @@
-"""The network that acts and trains: probabilities of actions, and values of states."""
+"""The network that acts: probabilities of actions, and values of states in an actor-critic."""
 
 from __future__ import annotations
 
@@ -122,13 +122,12 @@ class PolicyHead(nn.Module):
         return torch.cat([piece for pair in zip(outputs, log_stddevs, strict=True) for piece in pair], dim=-1)
 
 
-class ActorCritic(nn.Module, ABC):
-    """Policy and value function: the interface of a model for acting, learning and playing.
+class ActingNetwork(nn.Module, ABC):
+    """The network that acts: the interface of a model for acting and playing, with or without values of states.
 
-    A subclass defines the path from scaled observations to outputs in `act_scaled` and `unroll_scaled`, and calls the
-    last, linear layer of its values `value_head`. All parameters and buffers are float32. Observations are scaled here;
-    only `ActionDistribution` applies an action mask, so acting and learning cannot differ. Use `eval()` for a model
-    that only acts.
+    A subclass defines the path from scaled observations to outputs in `act_scaled`. All parameters and buffers are
+    float32. Observations are scaled here; only `ActionDistribution` applies an action mask, so acting and learning
+    cannot differ. Use `eval()` for a model that only acts.
 
     Args:
         env_spec: spec of the environment.
@@ -136,21 +135,18 @@ class ActorCritic(nn.Module, ABC):
         rnn_state_size: H, numbers in the memory of a row; 0 without a memory.
 
     Attributes:
+        has_value: whether `act` estimates values of states.
         keys: observation keys that the model reads.
         normalized_keys: keys with running statistics, set by `set_observation_statistics`.
-        keys_scaled_later: keys that `act` and `unroll` leave to the encoders to scale.
-        return_mean, return_std: scalars: `value` is in units of (return - return_mean) / return_std.
+        keys_scaled_later: keys that `act` leaves to the encoders to scale.
         logits_name, logits_meaning: name and description of the first output of `act`, for people.
     """
 
+    has_value: ClassVar[bool] = False
     logits_name: ClassVar[str] = "logits"
     logits_meaning: ClassVar[str] = (
         "of every part of the action: one per choice or bit; means, then log standard deviations"
     )
-
-    return_mean: Tensor
-    return_std: Tensor
-    value_head: nn.Linear
 
     def __init__(self, env_spec: EnvSpec, config: ModelConfig, rnn_state_size: int = 0) -> None:
         super().__init__()
@@ -160,16 +156,24 @@ class ActorCritic(nn.Module, ABC):
         self.scalings = nn.ModuleList(scalings.values())
         self.keys_scaled_later: frozenset[str] = frozenset()
         self.rnn_state_size = rnn_state_size
-        self.register_buffer("return_mean", torch.zeros(()))
-        self.register_buffer("return_std", torch.ones(()))
 
     @abstractmethod
-    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Act on observations {key} [N,*] that are `scaled` already; the state counts as zero where `first`."""
 
-    @abstractmethod
-    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
-        """Unroll observations {key} [(T+1)*B,*] that are `scaled` already; the state is reset as in `act_scaled`."""
+    def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Answer N rows, one step each; return logits [N,L], value [N] (None: no values) and next state [N,H], float32.
+
+        Args:
+            obs: {key} [N,*] from the environment; not modified.
+            first: [N] bool: the observation starts an episode.
+            rnn_state: [N,H] from the previous call for the same rows; not modified.
+        """
+        return self.act_scaled(self._scaled_now(obs), first, rnn_state)
+
+    def value_of(self, obs: Observations, logits: Tensor, value: Tensor | None) -> Tensor | None:
+        """Return the values [N] in units of return of what `act` has computed for {key} [N, *]; None: no values."""
+        return None
 
     @property
     def towers(self) -> list[Tower]:
@@ -191,19 +195,68 @@ class ActorCritic(nn.Module, ABC):
         """
         for tower in self.towers:
             tower.bf16 = True
-        on_cpu = self.return_mean.device.type == "cpu"
+        on_cpu = next(self.parameters()).device.type == "cpu"
         kinds = (nn.Linear, nn.Conv2d, nn.GRU) if on_cpu else (nn.Linear, nn.Conv2d)
         modules = [module for tower in self.towers for module in tower.modules() if isinstance(module, kinds)]
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
-    def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Answer N rows, one step each; return logits [N,L], normalized value [N] and next state [N,H], float32.
+    @torch.no_grad()
+    def set_observation_statistics(self, key: str, mean: Tensor, inv_std: Tensor) -> None:
+        """Copy the statistics of the raw observation `key`, both [*shape], into the buffers, in place."""
+        scaling = self.scaling_of(key)
+        scaling.mean.copy_(mean)
+        scaling.inv_std.copy_(inv_std)
 
-        Args:
-            obs: {key} [N,*] from the environment; not modified.
-            first: [N] bool: the observation starts an episode.
-            rnn_state: [N,H] from the previous call for the same rows; not modified.
-        """
+    def scaling_of(self, key: str) -> InputScaling:
+        """Return the module that scales the observation `key` before the encoders."""
+        scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
+        assert isinstance(scaling, InputScaling)
+        return scaling
+
+    def scaled(self, obs: Observations) -> Observations:
+        """Return observations {key} [N,*] as the networks see them; new tensors."""
+        return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
+
+    def _scaled_now(self, obs: Observations) -> Observations:
+        later = self.keys_scaled_later
+        scalings = zip(self.keys, self.scalings, strict=True)
+        return {key: obs[key] if key in later else scaling(obs[key]) for key, scaling in scalings}
+
+
+class ActorCritic(ActingNetwork):
+    """Policy and value function: the interface of a model for acting, learning and playing.
+
+    A subclass defines the path from scaled observations to outputs in `act_scaled` and `unroll_scaled`, and calls the
+    last, linear layer of its values `value_head`.
+
+    Args:
+        env_spec, config, rnn_state_size: see `ActingNetwork`.
+
+    Attributes:
+        return_mean, return_std: scalars: `value` is in units of (return - return_mean) / return_std.
+    """
+
+    has_value: ClassVar[bool] = True
+
+    return_mean: Tensor
+    return_std: Tensor
+    value_head: nn.Linear
+
+    def __init__(self, env_spec: EnvSpec, config: ModelConfig, rnn_state_size: int = 0) -> None:
+        super().__init__(env_spec, config, rnn_state_size)
+        self.register_buffer("return_mean", torch.zeros(()))
+        self.register_buffer("return_std", torch.ones(()))
+
+    @abstractmethod
+    def act_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Act on observations {key} [N,*] that are `scaled` already; the state counts as zero where `first`."""
+
+    @abstractmethod
+    def unroll_scaled(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Unroll observations {key} [(T+1)*B,*] that are `scaled` already; the state is reset as in `act_scaled`."""
+
+    def act(self, obs: Observations, first: Tensor, rnn_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Answer N rows, one step each; return logits [N,L], normalized value [N] and next state [N,H], float32."""
         return self.act_scaled(self._scaled_now(obs), first, rnn_state)
 
     def unroll(self, obs: Observations, first: Tensor, rnn_state: Tensor, recurrence: int) -> tuple[Tensor, Tensor]:
@@ -234,8 +287,9 @@ class ActorCritic(nn.Module, ABC):
         """Convert values from the units of the value head to reward units."""
         return value * self.return_std + self.return_mean
 
-    def value_of(self, obs: Observations, logits: Tensor, value: Tensor) -> Tensor:
+    def value_of(self, obs: Observations, logits: Tensor, value: Tensor | None) -> Tensor:
         """Return the values [N] in units of return of what `act` has computed for observations {key} [N, *]."""
+        assert value is not None
         return self.denormalize_value(value)
 
     @torch.no_grad()
@@ -257,28 +311,6 @@ class ActorCritic(nn.Module, ABC):
     def value_layer(self) -> tuple[Tensor, Tensor]:
         """Return weight and bias of the last layer of the values: `value_head`, unless a subclass has another one."""
         return self.value_head.weight, self.value_head.bias
-
-    @torch.no_grad()
-    def set_observation_statistics(self, key: str, mean: Tensor, inv_std: Tensor) -> None:
-        """Copy the statistics of the raw observation `key`, both [*shape], into the buffers, in place."""
-        scaling = self.scaling_of(key)
-        scaling.mean.copy_(mean)
-        scaling.inv_std.copy_(inv_std)
-
-    def scaling_of(self, key: str) -> InputScaling:
-        """Return the module that scales the observation `key` before the encoders."""
-        scaling = self.get_submodule(f"scalings.{self.keys.index(key)}")
-        assert isinstance(scaling, InputScaling)
-        return scaling
-
-    def scaled(self, obs: Observations) -> Observations:
-        """Return observations {key} [N,*] as the networks see them; new tensors."""
-        return {key: scaling(obs[key]) for key, scaling in zip(self.keys, self.scalings, strict=True)}
-
-    def _scaled_now(self, obs: Observations) -> Observations:
-        later = self.keys_scaled_later
-        scalings = zip(self.keys, self.scalings, strict=True)
-        return {key: obs[key] if key in later else scaling(obs[key]) for key, scaling in scalings}
 
 
 class TowerActorCritic(ActorCritic):

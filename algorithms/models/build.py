@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from appo.algorithms.models import encoders
 from appo.algorithms.models.actor_critic import (
+    ActingNetwork,
     ActorCritic,
     PolicyHead,
     Tower,
@@ -63,14 +64,11 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     refuse_weights(count_weights(config, observations))
     actor = build_tower(config, observations)
     critic = None if config.actor_critic_share_weights else build_tower(config, observations)
-    policy_head = PolicyHead(
-        actor.output_size,
-        env_spec.action.parts,
-        adaptive_stddev=config.adaptive_stddev,
-        initial_log_stddev=math.log(config.initial_stddev),
-    )
-    model = TowerActorCritic(env_spec, config, actor, critic, policy_head)
-    _initialize_heads(config, model)
+    model = TowerActorCritic(env_spec, config, actor, critic, policy_head_of(config, env_spec, actor.output_size))
+    initialize_policy_head(config, model.policy_head)
+    if config.policy_initialization != AS_DRAWN:
+        _draw(config, model.value_head.weight, config.policy_init_gain)
+        nn.init.zeros_(model.value_head.bias)
     if config.use_spectral_norm:
         _normalize_spectrally(config, model)
     return model
@@ -124,7 +122,7 @@ def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -
         encoder = DictEncoder(
             {key: build_encoder(names[key], spec.shape, config) for key, spec in observations.items()}
         )
-        _initialize_layers(config, encoder)
+        initialize_layers(config, encoder)
     return Tower(encoder, _core(config, size_of(encoder, "output_size")))
 
 
@@ -146,7 +144,8 @@ def _core(config: ModelConfig, input_size: int) -> Core:
     return core
 
 
-def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+def initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+    """Draw the weights of linear and convolution layers by `--policy_initialization`; biases become 0."""
     if config.policy_initialization == AS_DRAWN:
         return
     for module in encoder.modules():
@@ -156,16 +155,25 @@ def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def _initialize_heads(config: ModelConfig, model: TowerActorCritic) -> None:
+def policy_head_of(config: ModelConfig, env_spec: EnvSpec, input_size: int) -> PolicyHead:
+    """Make the layer from features to logits, with the weights that torch draws."""
+    return PolicyHead(
+        input_size,
+        env_spec.action.parts,
+        adaptive_stddev=config.adaptive_stddev,
+        initial_log_stddev=math.log(config.initial_stddev),
+    )
+
+
+def initialize_policy_head(config: ModelConfig, head: PolicyHead) -> None:
+    """Draw the first weights of the layer of the logits as the flags ask."""
     if config.policy_initialization == AS_DRAWN:
-        model.policy_head.initialize_stddev()
+        head.initialize_stddev()
         return
     # A small last layer makes all actions about equally likely (gaussian: means near 0) whatever the features are, so
     # that exploration starts unbiased and the first updates do not undo chance (https://arxiv.org/abs/2006.05990, 3.2).
-    _draw(config, model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)
-    model.policy_head.initialize_biases()
-    _draw(config, model.value_head.weight, config.policy_init_gain)
-    nn.init.zeros_(model.value_head.bias)
+    _draw(config, head.linear.weight, POLICY_OUTPUT_GAIN)
+    head.initialize_biases()
 
 
 def _draw(config: ModelConfig, weight: Tensor, gain: float) -> None:
@@ -206,14 +214,14 @@ def let_act(flat: FlatModule, config: ModelConfig, precision: str, device: str) 
     """Prepare a model for acting: evaluation mode, and weights in bf16 where the model computes in bf16."""
     flat.module.eval()
     if computes_in_bf16(config, precision, flat.module, device):
-        assert isinstance(flat.module, ActorCritic)
+        assert isinstance(flat.module, ActingNetwork)
         flat.compute_with_copies(flat.module.compute_in_bf16(), torch.bfloat16)
 
 
 def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str) -> None:
     """Prepare a model for training: weights stay float32 where the model computes in bf16; threads share images."""
     if computes_in_bf16(config, precision, flat.module, device):
-        assert isinstance(flat.module, ActorCritic)
+        assert isinstance(flat.module, ActingNetwork)
         flat.module.compute_in_bf16()
     share_images(flat.module, machine.threads())
 

@@ -90,7 +90,7 @@ class QNetwork(ActorCritic):
         rows = {key: obs[key].flatten(0, 1) for key in self.keys}
         return self._q(self.tower.unroll(self._scaled_now(rows), first, rnn_state))
 
-    def value_of(self, obs: Observations, logits: Tensor, value: Tensor) -> Tensor:
+    def value_of(self, obs: Observations, logits: Tensor, value: Tensor | None) -> Tensor:
         """Return the values [N] of the greedy allowed choices, in units of the network."""
         return self._greedy_value(q_learning.allowed_only(logits, self.allowed(obs, 1)))
 

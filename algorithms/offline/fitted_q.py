@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec
@@ -49,7 +49,7 @@ class FittedQ:
     Source: Le, Voloshin, Yue 2019, arXiv:1903.08738, algorithm 3.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig, scaled_as: ActorCritic, seed: int) -> None:
+    def __init__(self, spec: EnvSpec, config: ModelConfig, scaled_as: ActingNetwork, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

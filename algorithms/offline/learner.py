@@ -13,8 +13,8 @@ from appo.algorithms.offline.config import CloningConfig, MarwilConfig
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.returns import gae
 from appo.algorithms.parts.learner import ActorCriticLearner
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.envs.spec import EnvSpec
 
 ADVANTAGE_SQUARE = "advantage_square"
 """Name of the vector in a state that holds the running mean square of advantages; 0 before the first batch."""
@@ -36,7 +36,7 @@ class CloningLearner(ActorCriticLearner):
             batch: B columns on the device of the model.
             progress: share of the training budget used before the batch, in [0, 1]; drives the linear schedule.
         """
-        self.optimizer.follow(progress)
+        self.follow(progress)
         loss, target, metrics = self.loss(batch)
         self.descend(batch, loss, metrics)
         self.statistics.update(batch, [] if target is None else [(target, batch.valid)])
@@ -62,8 +62,7 @@ class MarwilLearner(CloningLearner):
     """Learns to repeat recorded actions whose return was above the critic's estimate.
 
     Args:
-        flat, spec, config: model, spaces of the environment, and flags.
-        seed: seed of random numbers, unused here.
+        flat, context: see `FlatLearner`.
 
     Source: Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data", NeurIPS,
     algorithm 1.
@@ -71,9 +70,9 @@ class MarwilLearner(CloningLearner):
 
     config: MarwilConfig
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: MarwilConfig, seed: int) -> None:
-        super().__init__(flat, spec, config, seed)
-        self.further = {ADVANTAGE_SQUARE: flat.flat.new_zeros(1, dtype=torch.float64)}
+    def __init__(self, flat: FlatModule, context: Context) -> None:
+        super().__init__(flat, context)
+        self.further[ADVANTAGE_SQUARE] = flat.flat.new_zeros(1, dtype=torch.float64)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Return the objective, to be minimized: means over valid steps.

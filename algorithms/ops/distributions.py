@@ -85,6 +85,20 @@ class ActionDistribution:
         """Draw an action, [..., A]: float32 if a part is of real numbers, else int32."""
         return self._joined(part.sample(generator) for part in self._distributions)
 
+    def rsample(self, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw an action [..., A] float32, and its log-probability [...], both differentiable in the logits.
+
+        The action is mean + deviation * noise; a tanh_gaussian is before tanh, see `squashed`. The log-probability is
+        computed from the noise, without the rounding of (action - mean) / deviation.
+
+        Raises:
+            ValueError: a part consists of choices or bits, whose samples have no gradient.
+
+        Source: Haarnoja et al. 2018, arXiv:1801.01290, section 4.2 and appendix C.
+        """
+        drawn = [part.rsample(generator) for part in self._distributions]
+        return torch.cat([value for value, _ in drawn], dim=-1), reduce(add, (log_prob for _, log_prob in drawn))
+
     @torch.no_grad()
     def mode(self) -> Tensor:
         """The most likely action, [..., A], of the dtype of `sample`."""
@@ -150,6 +164,13 @@ def noise_of_means(parts: Parts, shape: tuple[int, ...], alpha: float, generator
     return noise
 
 
+def squashed(parts: Parts, action: Tensor) -> Tensor:
+    """Return actions [..., A] as stored, with the values of every tanh_gaussian mapped into [-1, 1] by tanh."""
+    placed = zip(parts, _layout(parts).parts, strict=True)
+    pieces = [(kind, action[..., part.values]) for (kind, _), part in placed]
+    return torch.cat([piece.tanh() if kind == "tanh_gaussian" else piece for kind, piece in pieces], dim=-1)
+
+
 class _Widths(NamedTuple):
     logits: int
     values: int
@@ -171,6 +192,10 @@ class _Part(ABC):
     @abstractmethod
     def sample(self, generator: Generator | None) -> Tensor:
         """Draw values, [..., number of values]."""
+
+    def rsample(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """Draw values, [..., number of values], and their log-probability, [...], with gradients."""
+        raise ValueError("no gradient passes through a drawn choice or bit: rsample needs real numbers")
 
     @abstractmethod
     def mode(self) -> Tensor:
@@ -287,6 +312,11 @@ class _Gaussian(_Part):
     def sample(self, generator: Generator | None) -> Tensor:
         return torch.empty_like(self.mean).normal_(generator=generator).mul_(self.log_std.exp()).add_(self.mean)
 
+    def rsample(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        log_prob = (-0.5 * noise.square() - self.log_std - HALF_LOG_TWO_PI).sum(-1)
+        return self.mean + self.log_std.exp() * noise, log_prob
+
     def mode(self) -> Tensor:
         return self.mean
 
@@ -308,6 +338,10 @@ class _Gaussian(_Part):
 
 class _TanhGaussian(_Gaussian):
     """A Gaussian before tanh: KL and samples are the Gaussian's, as tanh loses nothing."""
+
+    def rsample(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        value, log_prob = super().rsample(generator)
+        return value, log_prob - _log_slope_of_tanh(value).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value) - _log_slope_of_tanh(value.float()).sum(-1)

@@ -76,7 +76,7 @@ class ActorCriticAlgorithm(Algorithm):
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return the layout of a new learner, without preparing the network for training."""
-        return self.learner_class()(flat, context.spec, context.flags, 0).layout
+        return self.learner_class()(flat, context).layout
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
@@ -97,4 +97,4 @@ class ActorCriticAlgorithm(Algorithm):
 
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
         """Return a learner of a network that is prepared for training."""
-        return self.learner_class()(flat, context.spec, context.flags, context.torch_seed())
+        return self.learner_class()(flat, context)

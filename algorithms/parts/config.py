@@ -201,6 +201,15 @@ STEP_METRICS = {
 }
 """Metrics of an optimizer step, which every learner reports."""
 
+
+def network_metrics(name: str) -> dict[str, str]:
+    """Return the metrics of a network of `FlatLearner.add_network` with their meaning."""
+    return {
+        f"{name}_grad_norm": f"L2 norm of the gradient of {name} before `--max_grad_norm` limits the norm",
+        f"{name}_learning_rate": f"step size of the optimizer of {name}, in use now",
+    }
+
+
 ACTOR_CRITIC_METRICS = {
     "loss": "weighted sum of the losses below",
     "value_loss": "squared error of the critic before the coefficient, in the critic's units",

@@ -5,22 +5,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
 from appo.algorithms.parts.config import STEP_METRICS
+from appo.algorithms.parts.flat_optimizer import as_given
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
+from appo.algorithms.parts.own_network import OwnNetwork, weights_of
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import STATISTICS, RunningStatistics
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
-from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.algorithms.runtime.memory.plain_state import GENERATORS
+from appo.envs.spec import MASK_KEY
 from appo.utils.errors import CheckpointError
 
 LOSS = "loss"
@@ -31,13 +34,6 @@ KL = "kl_divergence"
 
 RATE = "learning_rate"
 """The metric that is the last value and no mean: no step used a mean of two rates."""
-
-
-def _as_given(value: float) -> float:
-    """Return the shortest decimal with the same float32 value; a number that is no float32 stays unchanged."""
-    with np.errstate(over="ignore"):
-        single = np.float32(value)
-    return float(str(single)) if float(single) == value else value
 
 
 Metrics = Mapping[str, Tensor] | Mapping[str, float]
@@ -51,43 +47,95 @@ def row_of(metrics: Metrics) -> Tensor:
 
 
 class FlatLearner(ABC):
-    """A learner whose state consists of weights, optimizer, statistics and further tensors; a subclass defines `learn`.
+    """A learner whose state consists of networks with optimizers, statistics, random numbers and further tensors.
+
+    A subclass defines `learn`.
 
     Args:
         flat: model with all weights in one vector, on the device.
-        config: learning flags.
-        optimizer: optimizer of the weights.
+        context: spaces, flags of learning and of the network, scale of the rewards, and seeds.
+        optimizer: optimizer of the weights; None: Adam.
         normalize_returns: whether the critic predicts in units of the returns' standard deviation.
 
     Attributes:
         version, updates: number of published weight sets, counted from 1, and of optimizer steps.
-        further: name -> tensor of the state, and of every checkpoint, beside weights, optimizer and statistics. A
+        networks: networks of `add_network`, by name.
+        further: name -> tensor of the state, and of every checkpoint, beside networks, optimizers and statistics. A
             subclass adds tensors in `__init__`, and changes tensors in place only.
+        generator: random numbers on the host, for example for the order of minibatches; part of the state.
+        device_generator: random numbers on the device, part of the state; on a CPU the generator of the host.
     """
 
     config: Any
     optimizer: FlatAdam | FlatRMSProp
 
     def __init__(
-        self, flat: FlatModule, config: Any, optimizer: FlatAdam | FlatRMSProp, *, normalize_returns: bool
+        self,
+        flat: FlatModule,
+        context: Context,
+        optimizer: FlatAdam | FlatRMSProp | None = None,
+        *,
+        normalize_returns: bool = False,
     ) -> None:
-        assert isinstance(flat.module, ActorCritic)
-        self.flat, self.config, self.optimizer = flat, config, optimizer
+        assert isinstance(flat.module, ActingNetwork)
+        self.flat, self.context, self.config = flat, context, context.flags
+        self.optimizer = optimizer or adam_of(flat, context.flags)
         self.version, self.updates = 1, 0
+        self.networks: dict[str, OwnNetwork] = {}
         self.further: dict[str, Tensor] = {}
+        seed, device = context.torch_seed(), flat.flat.device
+        self.generator = torch.Generator().manual_seed(seed)
+        on_host = device.type == "cpu"
+        self.device_generator = self.generator if on_host else torch.Generator(device).manual_seed(seed)
         self.statistics = RunningStatistics(flat.module, normalize_returns)
         self._metric_names: tuple[str, ...] = ()
         self._metric_sum, self._metric_count = flat.flat.new_empty(0), 0
-        self._rate = optimizer.learning_rate.clone()
 
     @abstractmethod
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
         """Train on a batch; yield after each optimizer step, see `Learner.learn` of the learner worker."""
 
+    def add_network(self, name: str, module: nn.Module, rate: str = "learning_rate") -> OwnNetwork:
+        """Add a network that never acts, with an Adam, to state, schedules and metrics; call in `__init__`.
+
+        The state contains the weights as `networks.NAME.WEIGHT`. The algorithm describes the metrics by
+        `network_metrics(name)`.
+
+        Args:
+            name: name of the network.
+            module: network on the device of the model; the weights become views of one vector.
+            rate: flag of the learning rate. A linear `--lr_schedule` lets every rate fall; the adaptive schedules
+                change the rate of the acting network alone.
+        """
+        self.networks[name] = network = OwnNetwork(name, module, self.config, rate)
+        return network
+
+    def keep_network(self, name: str, module: nn.Module) -> FlatModule:
+        """Add a network without an optimizer, such as a target network, to the state; call in `__init__`.
+
+        Args:
+            name: name of the network; the state contains the weights as `networks.NAME.WEIGHT`.
+            module: network on the device of the model; the weights become views of one vector.
+        """
+        flat = FlatModule(module.requires_grad_(False))
+        self.further |= weights_of(name, flat)
+        return flat
+
+    @property
+    def optimizers(self) -> list[FlatAdam | FlatRMSProp]:
+        """Return the optimizers of all networks."""
+        return [self.optimizer, *(network.optimizer for network in self.networks.values())]
+
     def configure(self, config: Any) -> None:
         """Follow new flags; called between two batches."""
         self.config = config
-        self.optimizer.configure(config)
+        for optimizer in self.optimizers:
+            optimizer.configure(config)
+
+    def follow(self, progress: float) -> None:
+        """Set the rates of linear schedules, when this share of the training budget is used up, in [0, 1]."""
+        for optimizer in self.optimizers:
+            optimizer.follow(progress)
 
     def step(self, learnable: Tensor, metrics: Metrics) -> None:
         """Apply the gradient, and add metrics and `STEP_METRICS` to the sums.
@@ -99,7 +147,7 @@ class FlatLearner(ABC):
         values = row_of(metrics)
         names = (*metrics,)
         kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
-        self._rate.copy_(self.optimizer.learning_rate)
+        self.optimizer.note_rate()
         norm, skipped = self.optimizer.step(learnable.any() & values[names.index(LOSS)].isfinite(), kl)
         stepped = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
@@ -119,22 +167,33 @@ class FlatLearner(ABC):
         """
         if not self._metric_count:
             return {}
-        means = map(_as_given, (self._metric_sum / self._metric_count).tolist())
+        means = map(as_given, (self._metric_sum / self._metric_count).tolist())
         self._metric_sum.zero_()
         self._metric_count = 0
         found = dict(zip(self._metric_names, means, strict=True))
-        found[SKIPPED_IN_A_ROW] = float(self.optimizer.skipped_in_a_row)
+        found[SKIPPED_IN_A_ROW] = self._skipped_in_a_row()
         if RATE in found:
-            asked, used = float(self.config.learning_rate), float(self._rate)
-            found[RATE] = asked if np.float32(asked) == np.float32(used) else _as_given(used)
+            found[RATE] = self.optimizer.rate_in_use()
+        for network in self.networks.values():
+            found |= network.metrics()
         return found
+
+    def _skipped_in_a_row(self) -> float:
+        return max(float(optimizer.skipped_in_a_row) for optimizer in self.optimizers)
+
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """Yield name and tensor of the state beside the acting network, and whether `--init_from` copies the tensor."""
+        for network in self.networks.values():
+            yield from network.state()
+        for name, tensor in self.further.items():
+            yield name, tensor, True
 
     @property
     def layout(self) -> StateLayout:
         """Return the layout of the state."""
         further = {
-            name: Vector(tensor.numel(), str(tensor.dtype).removeprefix("torch."), inherited=True)
-            for name, tensor in self.further.items()
+            name: Vector(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), inherited)
+            for name, tensor, inherited in self._named_tensors()
         }
         return self.optimizer.layout(len(self.flat.flat), {STATISTICS: self.statistics.vector, **further})
 
@@ -144,24 +203,36 @@ class FlatLearner(ABC):
         vectors[WEIGHTS][:] = self.flat.flat.cpu().numpy()
         self.optimizer.save(vectors)
         vectors[STATISTICS][:] = self.statistics.to_array()
-        for name, tensor in self.further.items():
-            vectors[name][:] = tensor.reshape(-1).cpu().numpy()
-        return LearnerState(vectors, {"version": self.version, "updates": self.updates, **self.optimizer.meta()})
+        for name, tensor, _ in self._named_tensors():
+            vectors[name][...] = tensor.cpu().numpy()
+        counts = {"version": self.version, "updates": self.updates, **self.optimizer.meta()}
+        random = {name: _text_of(generator) for name, generator in self._generators().items()}
+        return LearnerState(vectors, {**counts, SKIPPED_IN_A_ROW: self._skipped_in_a_row(), **random})
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state; the caller raises the version.
+        """Continue from a state; the caller raises the version. Without random numbers in the state, from the seed.
 
         Raises:
             ValueError: the state belongs to another model.
+            CheckpointError: the random numbers are of another library.
         """
         if len(state.weights) != len(self.flat.flat):
             raise ValueError(f"the state has {len(state.weights)} weights, the model {len(self.flat.flat)}")
         self.flat.flat.copy_(torch.from_numpy(state.weights))
         self.optimizer.restore(state.vectors, state.meta)
         self.statistics.load_array(state.vectors[STATISTICS])
-        for name, tensor in self.further.items():
-            tensor.copy_(torch.from_numpy(state.vectors[name]).view_as(tensor))
+        for name, tensor, _ in self._named_tensors():
+            tensor.copy_(torch.from_numpy(state.vectors[name]))
+        for network in self.networks.values():
+            network.optimizer.skipped_in_a_row.zero_()
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
+        for name, generator in self._generators().items():
+            if name in state.meta:
+                _restore_generator(generator, state.meta[name])
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        generators = (self.generator, self.device_generator)
+        return dict(zip(GENERATORS[: 1 + (self.device_generator is not self.generator)], generators, strict=False))
 
 
 class ActorCriticLearner(FlatLearner):
@@ -169,37 +240,17 @@ class ActorCriticLearner(FlatLearner):
 
     Args:
         flat: model with all weights in one vector, on the device.
-        spec: spaces of the environment.
-        config: learning flags.
-        seed: seed of the generator.
-
-    Attributes:
-        generator: random numbers on the host, for example for the order of minibatches; part of the state.
+        context: see `FlatLearner`.
     """
 
     optimizer: FlatAdam
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: Any, seed: int) -> None:
+    def __init__(self, flat: FlatModule, context: Context) -> None:
         assert isinstance(flat.module, ActorCritic)
+        spec = context.spec
         self.model, self.parts, self.masked = flat.module, spec.action.parts, bool(spec.action_mask)
-        self.generator = torch.Generator().manual_seed(seed)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.
-        super().__init__(flat, config, adam_of(flat, config), normalize_returns=config.normalize_returns)
-
-    def add_network(self, name: str, module: nn.Module) -> FlatAdam:
-        """Add a network of a subclass, with an Adam, to the state; call in `__init__`.
-
-        Args:
-            name: name of the vector of weights, and prefix of the names of Adam's vectors.
-            module: network on the device of the model; the weights become views of one vector.
-
-        Returns:
-            Optimizer of the network, see `FlatAdam.descend`.
-        """
-        flat = FlatModule(module)
-        optimizer = adam_of(flat, self.config)
-        self.further |= {name: flat.flat, **optimizer.named(f"{name}.")}
-        return optimizer
+        super().__init__(flat, context, normalize_returns=context.flags.normalize_returns)
 
     def unroll(self, batch: Batch) -> tuple[ActionDistribution, Tensor]:
         """Return the current policy [T, B], and values [T+1, B] in units of the critic."""
@@ -229,22 +280,13 @@ class ActorCriticLearner(FlatLearner):
         self.step(batch.valid, {LOSS: loss, **metrics})
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
 
-    def state(self, into: dict[str, Array] | None = None) -> LearnerState:
-        """Return the state to continue from, with vectors in the memory `into`, or in new memory."""
-        state = super().state(into)
-        state.meta["generator"] = base64.b64encode(self.generator.get_state().numpy().tobytes()).decode()
-        return state
 
-    def restore(self, state: LearnerState) -> None:
-        """Continue from a state, see `FlatLearner`; without random numbers in the state, from the seed."""
-        super().restore(state)
-        if "generator" in state.meta:
-            _restore_generator(self.generator, state.meta["generator"])
+def _text_of(generator: torch.Generator) -> str:
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
 
 
 def _restore_generator(generator: torch.Generator, text: str) -> None:
-    random_state = np.frombuffer(base64.b64decode(text), np.uint8)
     try:
-        generator.set_state(torch.from_numpy(random_state.copy()))
+        generator.set_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
     except (RuntimeError, TypeError):
         raise CheckpointError("the random state in state.json is none of torch's") from None

@@ -16,9 +16,9 @@ from appo.algorithms.runtime.memory.learner_state import StateLayout, Vector
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def adam_of(flat: FlatModule, config: OptimizerConfig) -> "FlatAdam":
-    """Make Adam for all parameters of a module; their gradients become views of one vector."""
-    optimizer = FlatAdam(flat.flat[: flat.num_parameters], config)
+def adam_of(flat: FlatModule, config: OptimizerConfig, rate: str = "learning_rate") -> "FlatAdam":
+    """Make Adam, with the learning rate of a flag, for all parameters; their gradients become views of one vector."""
+    optimizer = FlatAdam(flat.flat[: flat.num_parameters], config, rate)
     views = split(optimizer.gradient, flat.parameter_table)
     for parameter, view in zip(flat.module.parameters(), views, strict=True):
         parameter.grad = view
@@ -32,16 +32,10 @@ class FlatAdam(FlatOptimizer):
         sum_kl: sum of the KL divergences of steps, scalar on the device; a learner sets the sum to 0.
     """
 
-    def __init__(self, weights: Tensor, config: OptimizerConfig) -> None:
-        super().__init__(weights, config, MOMENTS)
+    def __init__(self, weights: Tensor, config: OptimizerConfig, rate: str = "learning_rate") -> None:
+        super().__init__(weights, config, MOMENTS, rate)
         self._mean, self._mean_square = self._means
         self._steps, self._kl, self.sum_kl = (torch.zeros_like(self.learning_rate) for _ in range(3))
-
-    def descend(self, loss: Tensor, learnable: Tensor) -> None:
-        """Make one step down a scalar loss with gradient; `learnable` as in `step`."""
-        self.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.step(learnable, torch.zeros_like(self._kl))
 
     def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was skipped, as scalars.
@@ -105,14 +99,14 @@ class FlatAdam(FlatOptimizer):
         layout = super().layout(num_weights, others)
         return replace(layout, numbers={"adam_steps": 0.0, **layout.numbers})
 
-    def named(self, prefix: str) -> dict[str, Tensor]:
-        """Return moments and steps by name, for the `further` state of a second optimizer."""
-        named = dict(zip(MOMENTS, self._means, strict=True)) | {"adam_steps": self._steps.view(1)}
-        return {f"{prefix}{name}": tensor for name, tensor in named.items()}
-
     def moments(self) -> Tensor:
         """Return first and second moments, [2, P], not copied; zero before the first step."""
         return self._means
+
+    @property
+    def steps(self) -> Tensor:
+        """Return the number of steps made, [1], not copied."""
+        return self._steps.view(1)
 
     def meta(self) -> dict[str, float]:
         """Return steps made, and the values of `FlatOptimizer`."""

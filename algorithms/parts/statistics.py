@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import Vector
@@ -40,9 +40,9 @@ class RunningStatistics:
     With `normalize_returns` the critic predicts in units of the returns' standard deviation.
     """
 
-    def __init__(self, model: ActorCritic, normalize_returns: bool) -> None:
+    def __init__(self, model: ActingNetwork, normalize_returns: bool) -> None:
         self.model, self.normalize_returns = model, normalize_returns
-        device = model.return_mean.device
+        device = next(model.parameters()).device
         self.observation = {
             key: Moments.empty(tuple(cast(Tensor, scaling.mean).shape), device)
             for key, scaling in zip(model.keys, model.scalings, strict=True)
@@ -140,6 +140,7 @@ class RunningStatistics:
             eps = IMAGE_VARIANCE if moments.mean.dim() == 3 else VARIANCE_EPS
             self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments, eps * scale**2))
         if self.normalize_returns:
+            assert isinstance(self.model, ActorCritic)
             mean = self.returns.mean.float()
             # In units of less than float32 tells apart at the mean, the layer of the values could overflow.
             unit = torch.maximum(std(self.returns), mean.abs() * torch.finfo(mean.dtype).eps)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from appo.algorithms.ops.distributions import ActionDistribution
@@ -37,14 +37,15 @@ class ActionRandom(NamedTuple):
 
 
 class StochasticPolicy:
-    """Draws actions from the distribution of an actor-critic.
+    """Draws actions from the distribution of a network.
 
     Optional `records` are "logits" [N, L], "log_prob" [N] of the action and "value" [N]; leaving logits out saves
-    memory. "final_value" [N] of true final observations is always recorded. Values are in units of return.
+    memory. "final_value" [N] of true final observations is always recorded. Values are in units of return; a network
+    without values records none.
     """
 
     def __init__(self, flat: FlatModule, spec: EnvSpec, records: Collection[str] = THOUGHTS) -> None:
-        assert isinstance(flat.module, ActorCritic)
+        assert isinstance(flat.module, ActingNetwork)
         self.flat, self.model, self.spec, self.records = flat, flat.module, spec, frozenset(records)
         self.rnn_state_size = flat.module.rnn_state_size
         self._num_values, self._dtype = spec.action.num_values, spec.action.dtype  # properties that count every time
@@ -71,7 +72,8 @@ class StochasticPolicy:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Act in N rows; arguments and results are those of `Policy.act`."""
         logits, value, state = self.model.act(obs, first, state)
-        thought = {"logits": logits, "value": self.model.denormalize_value(value)}
+        known = self.model.value_of(obs, logits, value)
+        thought = {"logits": logits} | ({} if known is None else {"value": known})
         if whole_groups and greedy is False and random is not None and random.sampler is not None:
             drawn = self._sampled_by_group(logits, random.sampler)  # a dozen calls of torch less
             return self._recorded(drawn | thought), state
@@ -84,7 +86,8 @@ class StochasticPolicy:
             action = distribution.sample(random.generator)
             if isinstance(greedy, Tensor):
                 action = torch.where(greedy, distribution.mode(), action)
-        return self._recorded({"action": action, "log_prob": distribution.log_prob(action), **thought}), state
+        log_prob = {"log_prob": distribution.log_prob(action)} if "log_prob" in self.records else {}
+        return self._recorded({"action": action, **log_prob, **thought}), state
 
     def _recorded(self, step: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value for name, value in step.items() if name == "action" or name in self.records}
@@ -100,9 +103,13 @@ class StochasticPolicy:
         return {"action": torch.from_numpy(action), "log_prob": torch.from_numpy(log_prob)}
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Return the values [N] of true final observations [N, *], in units of return."""
-        _, value, _ = self.model.act(obs, first, state)
-        return {"final_value": self.model.denormalize_value(value)}
+        """Return the values [N] of true final observations [N, *], in units of return; {} without values."""
+        if not self.model.has_value:
+            return {}
+        logits, value, _ = self.model.act(obs, first, state)
+        known = self.model.value_of(obs, logits, value)
+        assert known is not None
+        return {"final_value": known}
 
     def fast(self, trajectories: Trajectories, random: ActionRandom) -> "NumpyActing | None":
         """Make the twin without torch that fills these slots; None if network or actions are not simple.

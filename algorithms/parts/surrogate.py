@@ -5,14 +5,14 @@ import torch
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.config import SurrogateConfig, scheduled
 from appo.algorithms.parts.learner import ActorCriticLearner
-from appo.envs.spec import EnvSpec
+from appo.algorithms.runtime.algorithm import Context
 
 
 class SurrogateLearner(ActorCriticLearner):
     """A learner whose rate, clip and weight of exploration can follow the budget.
 
     Args:
-        flat, spec, config, seed: as of `ActorCriticLearner`.
+        flat, context: as of `ActorCriticLearner`.
 
     Attributes:
         clip_ratio, exploration_coeff: numbers in use. Scalars on the device, because a captured update keeps every
@@ -21,14 +21,14 @@ class SurrogateLearner(ActorCriticLearner):
 
     config: SurrogateConfig
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: SurrogateConfig, seed: int) -> None:
-        super().__init__(flat, spec, config, seed)
+    def __init__(self, flat: FlatModule, context: Context) -> None:
+        super().__init__(flat, context)
         self.clip_ratio, self.exploration_coeff = torch.zeros(2, device=flat.flat.device).unbind()
         self._set_numbers(0.0)
 
     def follow(self, progress: float) -> None:
         """Set rate, clip and weight of exploration, when this share of the training budget is used up, in [0, 1]."""
-        self.optimizer.follow(progress)
+        super().follow(progress)
         self._set_numbers(progress)
 
     def _set_numbers(self, progress: float) -> None:

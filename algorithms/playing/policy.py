@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork
 from appo.algorithms.models.flat_module import split
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import Player, load_player
@@ -19,7 +19,7 @@ from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.run.trust import ANSWERS, PLAYED
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import vector_of
+from appo.algorithms.runtime.memory.learner_state import NETWORKS, vector_of
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionConverter, ObservationWriter
 from appo.envs.given import name_of
@@ -93,7 +93,8 @@ class Computed(NamedTuple):
         logits: [L] float32 outputs for all parts of the action side by side, without a mask: unnormalized
             log-probabilities of choices (values with --algo=APEX); means, then log standard deviations, of numbers.
         value: value of the observation, in units of return (with --algo=APEX the largest value of an allowed action, in
-            the scale of learning); None if no value is learned, as with --algo=BC or --value_loss_coeff=0.
+            the scale of learning); None if no value is learned, as with --algo=BC or --value_loss_coeff=0, or the
+            network that acts has none.
     """
 
     action: Any
@@ -116,10 +117,10 @@ class Policy:
     """
 
     def __init__(self, run: SavedRun, player: Player, seen: Spaces, env_steps: int) -> None:
-        self.estimates_returns = run.config.estimates_returns(run.policy)
         self.run, self.env_steps, self.spec = run, env_steps, player.spec
         self.observation_space, self.action_space = seen
         self._player, self._flat = player, player.policy.flat
+        self.estimates_returns = run.config.estimates_returns(run.policy) and self.model.has_value
         self._writer = ObservationWriter(run.config.env.env, *seen)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
@@ -165,9 +166,9 @@ class Policy:
         with torch.inference_mode():
             recorded, after = player.policy.act(*inputs, None, player.random, greedy=deterministic or player.greedy)
             logits, value, _ = self.model.act(*inputs)
-            value = self.model.value_of(obs, logits, value)
+            value = self.model.value_of(obs, logits, value) if self.estimates_returns else None
         action = self._actions.rows(recorded["action"].cpu().numpy())[0]
-        known = float(value[0]) if self.estimates_returns else None
+        known = None if value is None else float(value[0])
         return Computed(action, after[0].cpu().numpy().copy(), logits[0].cpu().numpy().copy(), known)
 
     def act_batch(
@@ -209,12 +210,15 @@ class Policy:
         return {name: view.cpu().numpy().copy() for (name, _), view in views}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Replace the weights by weights in the format of `get_weights`.
+        """Replace the weights by weights in the format of `get_weights`, or of `Training.weights`.
+
+        Weights of networks that only the learner has, named `networks.*`, are left out.
 
         Raises:
             UsageError: a name or a shape does not fit the model, or a name is missing.
         """
-        self._flat.load(vector_of(weights, self._flat.table))
+        acting = {name: array for name, array in weights.items() if not name.startswith(NETWORKS)}
+        self._flat.load(vector_of(acting, self._flat.table))
 
     def make_env(self, render_mode: str | None = None) -> "gymnasium.Env[Any, Any]":
         """Return the environment of training, with arguments, frame skip, stack and other wrappers.
@@ -227,10 +231,10 @@ class Policy:
         return make_single(self.run.config.env, render_mode)
 
     @property
-    def model(self) -> ActorCritic:
+    def model(self) -> ActingNetwork:
         """Return the network with the policy's weights."""
         model = self._flat.module
-        assert isinstance(model, ActorCritic)
+        assert isinstance(model, ActingNetwork)
         return model
 
     def _one(self, observation: Any, action_mask: Any) -> dict[str, Array]:

@@ -74,5 +74,5 @@ class PPO(ActorCriticAlgorithm):
         """Return a learner, of microbatches if batches stream."""
         from appo.algorithms.ppo.streaming import StreamingLearner
 
-        learner = self.learner_class()(flat, context.spec, context.flags, context.torch_seed())
+        learner = self.learner_class()(flat, context)
         return StreamingLearner(learner) if context.flags.streams else learner

@@ -21,8 +21,9 @@ from appo.algorithms.parts.statistics import faded
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
+from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.envs.spec import MASK_KEY
 
 RATIO_MAX = "ratio_max"
 """The metric that is a maximum over the parts of a minibatch, not a mean."""
@@ -36,8 +37,7 @@ class PPOLearner(SurrogateLearner):
     An iteration ends with a new version of the weights. Weights between the updates of an iteration never act.
 
     Args:
-        flat, spec, config: model, spaces of the environment, and flags.
-        seed: seed of the order of minibatches.
+        flat, context: see `FlatLearner`; `generator` draws the order of minibatches.
 
     Raises:
         UsageError: flags contradict the model or other flags.
@@ -47,10 +47,10 @@ class PPOLearner(SurrogateLearner):
 
     config: PPOConfig
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, config: PPOConfig, seed: int) -> None:
-        super().__init__(flat, spec, config, seed)
-        config.check(recurrent=self.model.rnn_state_size > 0)
-        self.further = {ADVANTAGES: flat.flat.new_zeros(3, dtype=torch.float64)}
+    def __init__(self, flat: FlatModule, context: Context) -> None:
+        super().__init__(flat, context)
+        self.config.check(recurrent=self.model.rnn_state_size > 0)
+        self.further[ADVANTAGES] = flat.flat.new_zeros(3, dtype=torch.float64)
 
     @property
     def advantages(self) -> Moments:

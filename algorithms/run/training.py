@@ -23,7 +23,7 @@ from appo.algorithms.run.program import check_program, given_again, refuse_impor
 from appo.algorithms.run.resume import finished_before
 from appo.algorithms.runtime.callbacks import Callbacks
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import named, vector_of
+from appo.algorithms.runtime.memory.learner_state import NETWORKS, all_weights, vector_of
 from appo.algorithms.runtime.messages import ReplaceWeights
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.processes import fork_server
@@ -242,6 +242,8 @@ class Training:
     def weights(self, policy: int = 0) -> dict[str, Array]:
         """Copy weights and normalization of a policy, at most a second old; for `Policy.set_weights`.
 
+        Weights of networks that the learner has beside the acting network are named `networks.NAME.WEIGHT`.
+
         Raises:
             UsageError: the run has not begun, or the policy does not exist.
         """
@@ -252,7 +254,7 @@ class Training:
             self.save()
             state = block.read()
         assert state is not None
-        views = named(state.weights, self._runner.checkpointing.tables[policy])
+        views = all_weights(state, self._runner.checkpointing.tables[policy])
         return {name: view.copy() for name, view in views.items()}
 
     @property
@@ -279,8 +281,9 @@ class Training:
     def set_weights(self, weights: Mapping[str, Any], policy: int = 0) -> None:
         """Continue training a policy with these weights, in the form that `weights` returns; the optimizer stays.
 
-        On return the weights are published and saved. Samples of older weights count as too old. Normalization of
-        observations and returns follows the run's own statistics again from the next update on.
+        Without a weight named `networks.*` the networks beside the acting network stay too. On return the weights are
+        published and saved. Samples of older weights count as too old. Normalization of observations and returns
+        follows the run's own statistics again from the next update on.
 
         Raises:
             UsageError: as `save`; or a name or shape does not fit the model, or a name is missing.
@@ -288,7 +291,10 @@ class Training:
         """
         if self._runner is None or not 0 <= policy < len(self._runner.checkpointing.tables):
             raise UsageError(f"there is no policy {policy} whose weights can be set")
-        vector = vector_of(weights, self._runner.checkpointing.tables[policy])
+        table = self._runner.checkpointing.tables[policy]
+        if any(name.startswith(NETWORKS) for name in weights):
+            table = [(name, array.shape) for name, array in self.weights(policy).items()]
+        vector = vector_of(weights, table)
         if self._result is not None or self.config.run.deterministic_resume:
             raise UsageError("weights can only be set while a run trains, and not with deterministic_resume")
         with tempfile.NamedTemporaryFile(prefix="appo-weights-", delete=False) as file:

@@ -71,8 +71,9 @@ class Context:
     reward_clip: float = 0.0
 
     def torch_seed(self) -> int:
-        """Return a seed for one of torch's generators."""
-        assert self.seeds is not None
+        """Return a seed for one of torch's generators; 0 without seeds, for parts that are made to be measured."""
+        if self.seeds is None:
+            return 0
         return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
@@ -121,6 +122,11 @@ class Algorithm(ABC):
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards and their discount have an effect; default: where returns are estimated."""
+        return bool(self.values)
 
     # Flags, without torch.
 

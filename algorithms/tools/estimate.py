@@ -12,8 +12,9 @@ from torch import Tensor
 
 from appo.algorithms.datasets.episodes import Episode
 from appo.algorithms.datasets.reader import open_dataset
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.custom import custom_class
+from appo.algorithms.models.policy_network import PolicyNetwork
 from appo.algorithms.offline.fitted_q import FittedQ, Transitions
 from appo.algorithms.ops import off_policy
 from appo.algorithms.ops.distributions import ActionDistribution
@@ -87,13 +88,18 @@ def estimate(config: EstimateConfig) -> int:
 
 
 @torch.inference_mode()
-def thoughts_of(model: ActorCritic, spec: EnvSpec, episode: Episode) -> Thoughts:
+def thoughts_of(model: ActingNetwork, spec: EnvSpec, episode: Episode) -> Thoughts:
     """Return the probabilities of a model for an episode, the final observation included."""
     steps = len(episode)
     obs = {key: torch.from_numpy(np.concatenate((x, x[-1:])))[:, None] for key, x in episode.obs.items()}  # [L+2, 1, *]
     first = torch.zeros(steps + 2, 1, dtype=torch.bool)
     first[0] = True
-    logits, _ = model.unroll(obs, first, torch.zeros(1, 1, model.rnn_state_size), steps + 1)
+    state = torch.zeros(1, 1, model.rnn_state_size)
+    if isinstance(model, PolicyNetwork):
+        logits = model.unroll_all(obs, first, state)[:-1]
+    else:
+        assert isinstance(model, ActorCritic)
+        logits, _ = model.unroll(obs, first, state, steps + 1)
     mask = obs[MASK_KEY][:-1, 0].flatten(1) > 0 if spec.action_mask else None
     policy = ActionDistribution(spec.action.parts, logits[:, 0], mask)
     action = torch.from_numpy(np.concatenate((episode.action, np.zeros_like(episode.action[:1]))))
@@ -155,7 +161,7 @@ def _padded(rows: Sequence[Floats]) -> Floats:
 def fitted_values(
     run: SavedRun,
     spec: EnvSpec,
-    model: ActorCritic,
+    model: ActingNetwork,
     episodes: Sequence[Episode],
     thoughts: Sequence[Thoughts],
     gamma: float,

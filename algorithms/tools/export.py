@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork
 from appo.algorithms.models.encoders import Encoder
 from appo.algorithms.models.q_network import QNetwork
 from appo.algorithms.ops.distributions import ActionDistribution
@@ -34,7 +34,7 @@ from appo.utils.files import replaced_when_whole
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MEMORY = ("first", "rnn_state")
 ACTION, VALUE, NEXT_STATE = "action", "value", "next_rnn_state"
-TAKEN = (*MEMORY, ACTION, ActorCritic.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
+TAKEN = (*MEMORY, ACTION, ActingNetwork.logits_name, QNetwork.logits_name, VALUE, NEXT_STATE)
 """Names of inputs and outputs, not available for keys of observations."""
 BATCH_NAME, METADATA_KEY = "rows", "appo"
 CHECKED_ROWS, CHECKED_STEPS = 50, 20
@@ -108,7 +108,7 @@ class _Network(nn.Module):
     least: Tensor
     most: Tensor
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, action_space: Space, *, has_value: bool) -> None:
+    def __init__(self, model: ActingNetwork, spec: EnvSpec, action_space: Space, *, has_value: bool) -> None:
         super().__init__()
         self.has_value = has_value
         self.model, self.parts = _copy(model), spec.action.parts
@@ -130,14 +130,16 @@ class _Network(nn.Module):
         return self.outputs_of(obs, *self.model.act_scaled(self.model.scaled(obs), first, state))
 
     def arguments(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the arguments of `ActorCritic.act`; without a memory the state is empty."""
+        """Return the arguments of `ActingNetwork.act`; without a memory the state is empty."""
         obs = {key: inputs[name] for key, name in self.keys.items()}
         if self.has_memory:
             return obs, inputs["first"], inputs["rnn_state"]
         rows = next(iter(obs.values())).shape[0]
         return obs, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, 0)
 
-    def outputs_of(self, obs: dict[str, Tensor], logits: Tensor, value: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+    def outputs_of(
+        self, obs: dict[str, Tensor], logits: Tensor, value: Tensor | None, state: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the outputs of the file from outputs of the model."""
         mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
         mode = ActionDistribution(self.parts, logits, mask).mode()
@@ -146,7 +148,8 @@ class _Network(nn.Module):
         mode = mode.to(self.low.dtype)
         action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
         action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
-        known = [self.model.value_of(obs, logits, value)] if self.has_value else []
+        estimate = self.model.value_of(obs, logits, value) if self.has_value else None
+        known = [] if estimate is None else [estimate]
         return (action, logits, *known, *[state] * self.has_memory)
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
@@ -206,7 +209,7 @@ def _description(policy: Policy, network: _Network) -> dict[str, Any]:
     }
 
 
-def _copy(model: ActorCritic) -> ActorCritic:
+def _copy(model: ActingNetwork) -> ActingNetwork:
     """Copy the network with separate weights, without parts for speed or training."""
     copied = copy.deepcopy(model).eval()
     for module in list(copied.modules()):
@@ -284,7 +287,7 @@ def _quiet() -> Iterator[None]:
             log.disabled = before
 
 
-def _check(network: _Network, model: ActorCritic, path: Path) -> float:
+def _check(network: _Network, model: ActingNetwork, path: Path) -> float:
     """Return the largest difference of file and model on random observations (ExportError: too large)."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()

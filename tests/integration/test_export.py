@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from gymnasium import spaces
 
 from appo import load_policy
 from appo.algorithms import cli
-from appo.algorithms.apex.policy import EpsilonGreedyPolicy
-from appo.algorithms.models.build import new_model
+from appo.algorithms.models.actor_critic import ActingNetwork
+from appo.algorithms.models.build import build_model
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.models.q_network import build_q_network
+from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import Player
@@ -98,12 +101,16 @@ CASES = {
 }
 
 
-def untrained(seen: tuple[spaces.Space[Any], spaces.Space[Any]], flags: dict[str, Any]) -> Policy:
+def untrained(
+    seen: tuple[spaces.Space[Any], spaces.Space[Any]],
+    flags: dict[str, Any],
+    build: Callable[..., ActingNetwork] = build_model,
+) -> Policy:
     """A policy with random weights and statistics."""
     torch.manual_seed(0)
     config = Config.from_flat({"env": "none", "hidden_size": 16, "encoder_mlp_layers": [16], **flags})
     spec = spec_of(*seen, form=ActionForm.of(config.env))
-    flat = new_model(config.model, spec, "cpu")
+    flat = FlatModule(build(config.model, spec))
     with torch.no_grad():
         flat.flat.add_(torch.rand(flat.flat.shape) * 0.2)
     flat.module.eval()
@@ -187,8 +194,14 @@ def test_a_value_that_nothing_has_learned_is_none(flags: dict[str, Any], has_val
     assert (found is not None) == has_value
 
 
-def test_a_file_of_a_clone_has_no_value(tmp_path: Path) -> None:
-    policy = untrained((BOX, spaces.Discrete(3)), PLAIN | {"algo": "BC", "input": ["x"]})
+@pytest.mark.parametrize(
+    ("flags", "build"), [({"algo": "BC", "input": ["x"]}, build_model), ({"algo": "PPO"}, build_policy_network)]
+)
+def test_a_policy_without_values_has_a_file_without_values(
+    tmp_path: Path, flags: dict[str, Any], build: Callable[..., ActingNetwork]
+) -> None:
+    policy = untrained((BOX, spaces.Discrete(3)), PLAIN | flags, build)
+    assert policy.compute_action(np.full(BOX.shape, 0.5, np.float32)).value is None
     described = exporting.export_policy(policy, tmp_path / "policy.onnx")[0]
     session = session_of(tmp_path / "policy.onnx")
     assert [one.name for one in session.get_outputs()] == list(described["outputs"]) == ["action", "logits"]

@@ -11,14 +11,13 @@ from appo.algorithms import cli
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.learner import ActorCriticLearner
 from appo.algorithms.run.algorithms import find_algorithm
-from appo.algorithms.runtime.algorithm import Context
 from examples.spo import SPOLearner
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import ROOT, Run, command_line, run_command
 from tests.markdown import blocks
 from tests.states import stacked
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of
-from tests.unit.models.cases import model_of
+from tests.unit.models.cases import context_of, model_of
 
 PAGE = ROOT / "docs" / "own_algorithm.md"
 BATCH = 256
@@ -72,10 +71,12 @@ def test_it_trains_goes_on_and_plays(tmp_path: Path, algo: str, capfd: pytest.Ca
 
 def check_own_vectors(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> None:
     """The networks of RND went on from the checkpoint: one is fixed, the other was trained by steps that add up."""
-    assert np.array_equal(before["rnd_target"], after["rnd_target"])
-    assert before["rnd_target"].any()
+    target, predictor = (f"networks.rnd_{name}.0.weight" for name in ("target", "predictor"))
+    assert np.array_equal(before[target], after[target])
+    assert before[target].any()
     assert before["rnd_unit"] == after["rnd_unit"] > 0
-    assert not np.array_equal(before["rnd_predictor"], after["rnd_predictor"])
+    assert not np.array_equal(before[predictor], after[predictor])
+    assert before["rnd_predictor.exp_avg.0.weight"].shape == before[predictor].shape == (64, 4)
     steps = [vectors["rnd_predictor.adam_steps"].item() for vectors in (before, after)]
     assert BATCHES <= steps[0] <= BATCHES + 1
     assert 2 * BATCHES <= steps[1] <= 2 * BATCHES + 2
@@ -106,7 +107,7 @@ def learner_of(algo: str, **flags: object) -> ActorCriticLearner:
     model = model_of(SPEC, seed=0)
     if "reward" in algo:
         model.reward_head = torch.nn.Linear(model.value_head.in_features, 1)
-    return algorithm.learner_class()(FlatModule(model), SPEC, algorithm.flags(**sizes, **flags), 3)  # type: ignore[attr-defined, no-any-return]
+    return algorithm.learner_class()(FlatModule(model), context_of(algorithm.flags(**sizes, **flags), SPEC))  # type: ignore[attr-defined, no-any-return]
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -115,10 +116,10 @@ def test_training_goes_on_from_a_state_bit_by_bit(algo: str) -> None:
     batch = batch_of(learner.model)
     assert len(list(learner.learn(batch, 0.0))) == learner.updates == 1
     state = learner.state()
-    assert {name: len(vector) for name, vector in state.vectors.items()} == {
-        name: vector.size for name, vector in learner.layout.vectors.items()
+    assert {name: vector.shape for name, vector in state.vectors.items()} == {
+        name: vector.shape for name, vector in learner.layout.vectors.items()
     }
-    for tensor in again.further.values():
+    for _, tensor, _ in again._named_tensors():
         tensor.fill_(7.0)
     again.restore(state)
     for one in (learner, again):
@@ -132,8 +133,7 @@ def test_training_goes_on_from_a_state_bit_by_bit(algo: str) -> None:
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_memory_is_reserved_for_what_the_learner_saves(algo: str) -> None:
     learner, algorithm = learner_of(algo), find_algorithm(algo)
-    context = Context(SPEC, learner.config, None, "fp32", "cpu")  # type: ignore[arg-type]
-    assert algorithm.layout(context, learner.flat) == learner.layout
+    assert algorithm.layout(learner.context, learner.flat) == learner.layout
 
 
 def test_the_parabola_of_spo_is_lowest_where_the_paper_says() -> None:

@@ -50,7 +50,7 @@ class Recording:
 
 class CloningLearner(APPOLearner):
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
-        self.optimizer.follow(progress)
+        self.follow(progress)
         self.statistics.update(batch, [(self.update(batch), batch.valid)])
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
         yield

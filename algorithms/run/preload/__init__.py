@@ -14,7 +14,9 @@ NETWORK = (
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
-    "appo.algorithms.apex.policy",
+    "appo.algorithms.sac.learner",
+    "appo.algorithms.sac.policy",
+    "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )
 

@@ -20,7 +20,7 @@ from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Entered
 from appo.algorithms.runtime.learning.publisher import Publisher
 from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW, RollbackRule, giving_up
 from appo.algorithms.runtime.memory.arena import Arena, Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout
+from appo.algorithms.runtime.memory.learner_state import LearnerState, StateBlock, StateLayout, replace_weights
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
@@ -201,6 +201,8 @@ class LearnerWorker:
             self._before["discarded"] = noted["discarded"] + noted["staged"]
             learner.updates = noted["updates"]
         self._heard = self.totals["env_steps"]  # env steps already checked for due versions
+        if state is not None and not replaces:
+            self._note()  # before policies act: some follow the env steps
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
@@ -226,7 +228,7 @@ class LearnerWorker:
                     yield self.member.obey(message, self)
             case ReplaceWeights(_, path):
                 state = self.learner.state()
-                state.weights[:] = np.fromfile(path, np.float32)
+                replace_weights(state, np.fromfile(path, np.float32))
                 self.go_on_from(state)
                 Path(path).unlink()  # the answer to main
             case Stop():
@@ -249,7 +251,7 @@ class LearnerWorker:
         spent = self._budget_reached()
         clock.enter(COPYING)
         self.publisher.poll()
-        yield from self._released(self.batches.fill(self.learner.version))
+        yield from self._released(self.batches.fill(self.learner.version), enter=not spent)
         batch = self.batches.take()  # waits for the reader, if the learner reads files
         clock.enter(FRAMEWORK)
         if spent:
@@ -330,10 +332,17 @@ class LearnerWorker:
         self.save()
         self._note()
 
-    def _released(self, messages: Iterator[SlotReleased | Wake]) -> Iterator[SlotReleased | Wake]:
-        """Yield the messages of the source; releases and counts are noted before a release is sent."""
+    def _released(
+        self, messages: Iterator[SlotReleased | Wake], *, enter: bool = False
+    ) -> Iterator[SlotReleased | Wake]:
+        """Yield the messages of the source; releases and counts are noted before a release is sent.
+
+        With `enter`, steps that the source has inserted are counted before, so that the next steps act by this count.
+        """
         for message in messages:
             if isinstance(message, SlotReleased):
+                if enter:
+                    self._enter()
                 self.ledger.release(message)
                 self._note()
             yield message

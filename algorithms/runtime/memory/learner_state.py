@@ -5,6 +5,7 @@ the state: saving never stalls training, and the death of a learner costs about 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,21 +23,29 @@ META_BYTES = 1 << 16
 
 
 class Vector(NamedTuple):
-    """A vector of a learner's state. Checkpoints store float32 vectors as long as the weights by the names of weights.
+    """An array of a learner's state. Checkpoints store float32 vectors as long as the weights by the names of weights.
 
     Attributes:
-        size: number of values.
+        size: number of values, or the shape of an array that is no vector.
         dtype: a numpy name.
-        inherited: whether `--init_from` copies the vector; all others begin with zeros.
+        inherited: whether `--init_from` copies the array; all others begin with zeros.
     """
 
-    size: int
+    size: int | tuple[int, ...]
     dtype: str = "float32"
     inherited: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return (self.size,) if isinstance(self.size, int) else self.size
 
 
 WEIGHTS = "weights"
 """Name of the vector used for acting, which every layout has."""
+
+NETWORKS = "networks."
+"""Prefix of the names of the weights of networks beside the acting network."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class LearnerState:
 
 def empty_vectors(vectors: Mapping[str, Vector]) -> dict[str, Array]:
     """Return uninitialized memory for the vectors of a state."""
-    return {name: np.empty(one.size, one.dtype) for name, one in vectors.items()}
+    return {name: np.empty(one.shape, one.dtype) for name, one in vectors.items()}
 
 
 class StateBlock:
@@ -97,7 +106,7 @@ class StateBlock:
     def declare(policy: int, vectors: Mapping[str, Vector]) -> list[Field]:
         """Return the arena fields of one policy with these vectors."""
         return [
-            *(Field(f"state.{policy}.vectors.{name}", (2, one.size), one.dtype) for name, one in vectors.items()),
+            *(Field(f"state.{policy}.vectors.{name}", (2, *one.shape), one.dtype) for name, one in vectors.items()),
             Field(f"state.{policy}.meta", (2, META_BYTES), "uint8"),
             Field(f"state.{policy}.sequence", (2,), "int64"),
             Field(f"state.{policy}.latest", (1,), "int64"),
@@ -119,7 +128,7 @@ class StateBlock:
             ValueError: the plain values do not fit.
         """
         for name, vector in self.begin().items():
-            vector[:] = state.vectors[name]
+            vector[...] = state.vectors[name]
         self.commit(state.meta)
 
     def begin(self) -> dict[str, Array]:
@@ -194,7 +203,7 @@ class ModelDescription:
     @property
     def limit(self) -> Limit:
         """Return the size limit of checkpoints of this model, headers and plain values included."""
-        vectors = sum(vector.size * np.dtype(vector.dtype).itemsize for vector in self.layout.vectors.values())
+        vectors = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.layout.vectors.values())
         return Limit(2 * vectors + LARGEST_PLAIN, "it belongs to another model")
 
 
@@ -206,6 +215,22 @@ def named(vector: Array, table: Table) -> dict[str, Array]:
         views[name] = vector[start : start + size].reshape(shape)
         start += size
     return views
+
+
+def all_weights(state: LearnerState, table: Table) -> dict[str, Array]:
+    """Return views of the weights of a state by name: the acting network's, then those of `NETWORKS`."""
+    networks = {name: array for name, array in state.vectors.items() if name.startswith(NETWORKS)}
+    return named(state.weights, table) | networks
+
+
+def replace_weights(state: LearnerState, vector: Array) -> None:
+    """Copy a vector with all acting weights into a state; weights of `NETWORKS` may follow, as in `all_weights`."""
+    networks = (array for name, array in state.vectors.items() if name.startswith(NETWORKS))
+    start = 0
+    for array in (state.weights, *networks):
+        if start < len(vector):
+            array[...] = vector[start : start + array.size].reshape(array.shape)
+        start += array.size
 
 
 def vector_of(weights: Mapping[str, Any], table: Table) -> Array:

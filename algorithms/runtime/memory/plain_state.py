@@ -18,6 +18,9 @@ LARGEST_PLAIN, MOST_CONTAINERS = 32 << 20, 100_000
 MAX_BYTES = (1 << 16) - 8
 """Most bytes of a learner's own values, as JSON."""
 
+GENERATORS = ("generator", "device_generator")
+"""Names of the states of a learner's generators, on the host and on a device."""
+
 OF_MAIN = ("progress", "best")
 """Values of main beside the values of the learner: statistics of the policy, and the metric of a best checkpoint."""
 
@@ -51,8 +54,9 @@ def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
     wrong += [name for name in numbers if not is_number(plain.get(name))]
     if wrong:
         raise _wrong(wrong[0])
-    if not _is_base64(plain.get("generator", "")):
-        raise _wrong("generator")
+    for name in GENERATORS:
+        if not _is_base64(plain.get(name, "")):
+            raise _wrong(name)
     _check_traits(plain.get(KEY, {}))
     if len(json.dumps({name: value for name, value in plain.items() if name not in OF_MAIN})) > MAX_BYTES:
         raise CheckpointError(f"state.json holds more than {MAX_BYTES} bytes of a learner's values")

@@ -24,7 +24,7 @@ def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
     for name, vector in state.vectors.items():
         if name == WEIGHTS:
             continue
-        if _is_like_weights(len(vector), str(vector.dtype), table):
+        if _is_like_weights(vector.shape, str(vector.dtype), table):
             others |= {f"{name}.{weight}": value for weight, value in named(vector, table).items()}
         else:
             others[name] = vector
@@ -56,9 +56,9 @@ def decode(
     named_so = table
     others = _arrays(files, "optimizer.safetensors", lambda found: _check_others(found, named_so, layout))
     if layout is not None:
-        for name, (size, dtype, _) in layout.vectors.items():
+        for name, declared in layout.vectors.items():
             if name != WEIGHTS:
-                like_weights = _is_like_weights(size, dtype, table)
+                like_weights = _is_like_weights(declared.shape, declared.dtype, table)
                 vectors[name] = _joined(others, f"{name}.", table) if like_weights else others[name]
     state = LearnerState(vectors, read_plain(_file(files, "state.json"), layout.numbers if layout else ()))
     if not state.is_finite or not all(np.isfinite(a).all() for a in others.values() if a.dtype.kind == "f"):
@@ -66,9 +66,9 @@ def decode(
     return state, table
 
 
-def _is_like_weights(size: int, dtype: str, table: Table) -> bool:
-    """Return whether a vector has a value for every weight."""
-    return dtype == "float32" and size == sum(int(np.prod(shape, dtype=np.int64)) for _, shape in table)
+def _is_like_weights(shape: tuple[int, ...], dtype: str, table: Table) -> bool:
+    """Return whether an array is a vector with a value for every weight."""
+    return dtype == "float32" and shape == (sum(int(np.prod(one, dtype=np.int64)) for _, one in table),)
 
 
 Described = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -92,7 +92,7 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
     for name, declared in layout.vectors.items():
         if name == WEIGHTS:
             continue
-        if _is_like_weights(declared.size, declared.dtype, table):
+        if _is_like_weights(declared.shape, declared.dtype, table):
             known |= {f"{name}.{key}" for key, _ in table}
             for key, shape in table:
                 if described.get(f"{name}.{key}") != ("float32", shape):
@@ -100,12 +100,11 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
             continue
         known.add(name)
         dtype, shape = described.get(name, ("", ()))
-        if dtype != declared.dtype or len(shape) != 1:
+        if dtype != declared.dtype or len(shape) != len(declared.shape):
             raise CheckpointError(f"optimizer.safetensors holds no {name}")
-        if shape != (declared.size,):
-            raise UsageError(
-                f"the checkpoint belongs to another model; it has {shape[0]} {name}, expected {declared.size}"
-            )
+        if shape != declared.shape:
+            found, expected = ("x".join(map(str, one)) for one in (shape, declared.shape))
+            raise UsageError(f"the checkpoint belongs to another model; it has {found} {name}, expected {expected}")
     if unknown := sorted(described.keys() - known):
         raise UsageError(f"the checkpoint belongs to another algorithm; it has {shown(unknown[0])}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -31,6 +31,20 @@ class Random(Protocol):
     @property
     def generator(self) -> Generator:
         """Return the generator."""
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A policy that changes while a run goes on, such as one that begins with random actions."""
+
+    def follow(self, env_steps: int) -> None:
+        """Note the env steps of the policy that its learner has counted, steps of earlier starts included.
+
+        The count is read from shared memory before every forward pass; steps in slots on the way are not counted yet. A
+        captured pass on a GPU repeats no Python, so `act` must read a tensor that this method changes in place. Players
+        never call the method: their policy acts as if training were over.
+        """
+        ...
 
 
 class Policy(Protocol):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import FinalObservations, Trajectories
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Message
-from appo.algorithms.runtime.sampling.policy import FastPolicy, Policy, Random
+from appo.algorithms.runtime.sampling.policy import FastPolicy, Follows, Policy, Random
 from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.envs.spec import EnvSpec
 from appo.utils.failpoints import failpoint
@@ -141,6 +142,8 @@ class PolicyWorker:
         self.trajectories, self.finals = trajectories, finals
         self.rollout, self.num_rows = trajectories.valid.shape[1:]
         self.version = 0
+        learns = address.index < len(trajectories.learner_counts)  # past versions do not
+        self._follows = engine.policy if learns and isinstance(engine.policy, Follows) else None
         self.requests: dict[int, ActionRequest] = {}  # the newest of each group
         self.live_state = engine.live_state
         self.chance = self._chance(plan.seed)
@@ -183,8 +186,7 @@ class PolicyWorker:
     def _answer(self, requests: list[ActionRequest], chance: Chance) -> Iterator[ActionsReady]:
         """Act, record, and reply."""
         clock.enter(COPYING)
-        if not (self.plan.whole_rollouts and self.version) or any(not request.step for request in requests):
-            self.version = self.weights.refresh()
+        self._refresh(requests)
         failpoint("pw.forward")
         if self._stateless:
             self._rebuild_states(requests)
@@ -207,6 +209,14 @@ class PolicyWorker:
         clock.enter(FRAMEWORK)
         for request in requests:
             yield ActionsReady(*request)
+
+    def _refresh(self, requests: list[ActionRequest]) -> None:
+        """Fetch the newest weights, and let a policy that follows the env steps note the count."""
+        if not (self.plan.whole_rollouts and self.version) or any(not request.step for request in requests):
+            self.version = self.weights.refresh()
+        if self._follows is not None:
+            counts = self.trajectories.learner_counts[self.address.index]
+            self._follows.follow(int(counts[LearnerLedger.NAMES.index("env_steps")]))
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """Return the rows of this policy in the requests; None without any."""

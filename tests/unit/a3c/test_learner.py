@@ -23,7 +23,7 @@ from appo.algorithms.runtime.sampling.weight_reader import WeightReader
 from appo.envs.spec import MASK_KEY, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of
-from tests.unit.models.cases import CORES, GAUSSIAN, env_spec_of, model_of
+from tests.unit.models.cases import CORES, GAUSSIAN, context_of, env_spec_of, model_of
 from tests.unit.ppo import reference
 from tests.unit.runtime.worlds import World, world_of
 
@@ -160,7 +160,7 @@ class Beside:
         self.world: World = world_of(SPEC, recurrence=4, more=more, **counts)
         self.ring, self.published = GradientRing(self.world.arena, 0), WeightRing(self.world.arena, 0)
         self.worker = self.make_worker(self.flat)
-        self.learner = A3CLearner(self.shared, self.config)
+        self.learner = A3CLearner(self.shared, context_of(self.config))
         block = StateBlock(self.world.arena, 0)
         self.source = GradientSource(self.ring, 0, self.world.trajectories, block, ROLE, 100)
         self.published.publish(self.shared.flat.numpy(), 1)
@@ -197,7 +197,7 @@ class Beside:
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_a_gradient_is_applied_bit_for_bit_as_it_was_computed(optimizer: str) -> None:
     beside, twin = Beside(optimizer=optimizer), flat_of(normalize_input=True)
-    alone = A3CLearner(twin, beside.config)
+    alone = A3CLearner(twin, context_of(beside.config))
     for seed in range(3):
         beside.commit(seed)
         computed = beside.worker.differentiate.gradient.clone()
@@ -303,11 +303,11 @@ def test_a_state_goes_on_bit_for_bit(optimizer: str) -> None:
         beside.commit(seed)
         beside.apply()
     state = beside.learner.state()
-    assert state.vectors.keys() == A3CLearner(beside.shared, beside.config).layout.vectors.keys()
+    assert state.vectors.keys() == A3CLearner(beside.shared, context_of(beside.config)).layout.vectors.keys()
     expected = {"rmsprop": {"square_avg"}, "adam": {"exp_avg", "exp_avg_sq"}}[optimizer]
     assert state.vectors.keys() - {"weights", "statistics"} == expected
     assert all(state.vectors[name].any() for name in expected)
-    other = A3CLearner(flat_of(normalize_input=True, seed=5), beside.config)
+    other = A3CLearner(flat_of(normalize_input=True, seed=5), context_of(beside.config))
     other.restore(state)
     assert (other.version, other.updates) == (3, 2)
     beside.commit(7)
@@ -318,7 +318,7 @@ def test_a_state_goes_on_bit_for_bit(optimizer: str) -> None:
             pass
     assert torch.equal(other.flat.flat, beside.shared.flat)
     with pytest.raises(ValueError, match=r"^the state has \d+ weights, the model \d+$"):
-        A3CLearner(flat_of(core="gru"), beside.config).restore(state)
+        A3CLearner(flat_of(core="gru"), context_of(beside.config)).restore(state)
 
 
 def test_a_linear_rate_falls_with_the_budget() -> None:

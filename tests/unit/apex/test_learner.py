@@ -18,7 +18,7 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
-from tests.unit.models.cases import CATEGORICAL, config_of, env_spec_of
+from tests.unit.models.cases import CATEGORICAL, config_of, context_of, env_spec_of
 
 SPEC = env_spec_of(*CATEGORICAL)
 BRANCHES = env_spec_of(ActionPart("categorical", 3), ActionPart("categorical", 2))
@@ -43,7 +43,7 @@ def learner_of(spec: EnvSpec = SPEC, *, seed: int = 0, **flags: object) -> ApexL
     model = build_q_network(config_of(use_rnn=False, normalize_input=normalize), spec, dueling=config.dueling)
     with torch.no_grad():
         model.q_head.weight.mul_(100.0)
-    return ApexLearner(FlatModule(model), config)
+    return ApexLearner(FlatModule(model), context_of(config, spec))
 
 
 def batch_of(spec: EnvSpec = SPEC, *, seed: int = 0) -> Batch:

@@ -20,7 +20,7 @@ from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
 from tests.unit.apex.test_learner import BRANCHES, MASKED, SIZE, SPEC, batch_of, learn
-from tests.unit.models.cases import config_of
+from tests.unit.models.cases import config_of, context_of
 
 UPDATES = 12
 
@@ -39,7 +39,7 @@ def pair_of(
         model = build_q_network(shape, spec, dueling=config.dueling)
         with torch.no_grad():
             model.q_head.weight.mul_(100.0)
-        made.append(kind(FlatModule(model), config, make_quick))
+        made.append(kind(FlatModule(model), context_of(config, spec), make_quick))
     quick, exact = made
     return quick, exact
 

@@ -14,7 +14,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import QNetwork, build_q_network
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
-from tests.unit.models.cases import config_of, env_spec_of
+from tests.unit.models.cases import config_of, context_of, env_spec_of
 from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.replay.test_storage import assert_same, attach, first_error_of, one_step
 
@@ -150,7 +150,7 @@ def learner_of(**flags: object) -> ApexLearner:
     )
     with torch.no_grad():
         network.q_head.weight.mul_(100.0)
-    learner = ApexLearner(FlatModule(network), config)
+    learner = ApexLearner(FlatModule(network), context_of(config))
     with torch.no_grad():  # or the target network would be the other one
         noise = torch.randn(len(learner.target.flat), generator=torch.Generator().manual_seed(9))
         learner.target.flat.add_(0.2 * noise)

@@ -10,7 +10,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import EnvSpec
-from tests.unit.models.cases import act_through, env_spec_of, model_of
+from tests.unit.models.cases import act_through, context_of, env_spec_of, model_of
 
 ROLLOUT, COLUMNS = 8, 6
 SPEC = env_spec_of()
@@ -27,7 +27,7 @@ def learner_of(
 ) -> APPOLearner:
     """Learners of one seed start from the same weights."""
     flat = FlatModule(model_of(spec, seed=seed, **(model or {})))
-    return APPOLearner(flat, spec, learning(**flags), seed=3)
+    return APPOLearner(flat, context_of(learning(**flags), spec))
 
 
 def batch_of(

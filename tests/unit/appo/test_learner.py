@@ -29,7 +29,7 @@ from tests.unit.appo.batches import (
     parameters,
     same,
 )
-from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, IMAGE, MIXED, env_spec_of
+from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, IMAGE, MIXED, context_of, env_spec_of
 
 SAME_STEP = replace(SPEC, same_step=True)
 FROZEN = {"learning_rate": 0.0, "max_grad_norm": 0.0}
@@ -74,7 +74,7 @@ class Recording(APPOLearner):
 
 def recording_of(**flags: object) -> Recording:
     learner = learner_of()
-    return Recording(learner.flat, SPEC, learning(**flags), seed=3)
+    return Recording(learner.flat, context_of(learning(**flags), SPEC))
 
 
 def columns_batch(learner: APPOLearner) -> Batch:

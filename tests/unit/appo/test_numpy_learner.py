@@ -178,7 +178,7 @@ class WithMetric(APPOLearner):
 
 def test_a_twin_that_lacks_a_metric_retires_at_once(caplog: pytest.LogCaptureFixture) -> None:
     plain = pair_of(SPEC, PLAIN, {})[1]
-    found = WithMetric(plain.flat, SPEC, plain.config, seed=3)
+    found = WithMetric(plain.flat, plain.context)
     found.quick_update = NumpyUpdate(found)
     learn(found, batch_of(found.model))
     assert found.quick_update is None
@@ -210,7 +210,7 @@ def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, mo
 
 def test_a_changed_loss_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     expected, found = pair_of(SPEC, PLAIN, {})
-    expected, found = (WithWeightPenalty(x.flat, SPEC, x.config, seed=3) for x in (expected, found))
+    expected, found = (WithWeightPenalty(x.flat, x.context) for x in (expected, found))
     found.quick_update = NumpyUpdate(found)
     batch = batch_of(expected.model)
     for learner in (expected, found) * 2:
@@ -257,7 +257,7 @@ class OtherReturns(APPOLearner):
 def test_a_subclass_has_none_whoever_makes_it(kind: type[APPOLearner]) -> None:
     usual = learner_of(SPEC, model=PLAIN, **FLAGS)
     assert numpy_update(usual) is not None
-    own = kind(usual.flat, SPEC, usual.config, 0, numpy_update)
+    own = kind(usual.flat, usual.context, numpy_update)
     assert own.quick_update is None
     own.configure(replace(own.config, learning_rate=1e-3))
     assert own.quick_update is None

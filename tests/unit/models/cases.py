@@ -1,7 +1,7 @@
 """Small environments, flags and trajectories that the tests of the models share."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.build import build_model
 from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.runtime.algorithm import Context
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 
 VECTOR = ObservationSpec((5,), "float32")
@@ -26,11 +27,23 @@ CORES: dict[str, dict[str, object]] = {
     "lstm2": {"rnn_type": "lstm", "rnn_num_layers": 2},
 }
 
+SEED = 3
 SMALL = ModelConfig(encoder_mlp_layers=(16,), hidden_size=8)
 
 
 def config_of(**flags: object) -> ModelConfig:
     return replace(SMALL, **flags)
+
+
+class SeededContext(Context):
+    """A context whose generators begin with `SEED`."""
+
+    def torch_seed(self) -> int:
+        return SEED
+
+
+def context_of(flags: Any, env_spec: EnvSpec | None = None, model: ModelConfig = SMALL) -> Context:
+    return SeededContext(env_spec or env_spec_of(), flags, model, "fp32", "cpu")
 
 
 def env_spec_of(*parts: ActionPart, **observations: ObservationSpec) -> EnvSpec:

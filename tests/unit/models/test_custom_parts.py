@@ -16,7 +16,7 @@ from appo.envs.spec import EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.appo.batches import batch_of, learn, learning, parameters
 from tests.unit.models import custom_encoders, custom_parts
-from tests.unit.models.cases import GAUSSIAN, MIXED, VECTOR, act_through, config_of, env_spec_of, model_of
+from tests.unit.models.cases import GAUSSIAN, MIXED, VECTOR, act_through, config_of, context_of, env_spec_of, model_of
 
 SPEC = env_spec_of()
 MASKED = replace(env_spec_of(obs=VECTOR, action_mask=ObservationSpec((4,), "uint8")), action_mask=4)
@@ -64,7 +64,7 @@ def test_custom_model_learns_in_our_learner(part: type, spec: EnvSpec) -> None:
     assert isinstance(model, part)
     assert model.training
     assert model.normalized_keys == ("obs",)
-    learner = APPOLearner(FlatModule(model), spec, learning(), seed=3)
+    learner = APPOLearner(FlatModule(model), context_of(learning(), spec))
     before = parameters(learner)
     assert learn(learner, batch_of(model.eval(), spec)) == 1
     metrics = learner.metrics()

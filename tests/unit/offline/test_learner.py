@@ -22,7 +22,7 @@ from appo.utils.errors import UsageError
 from tests.unit.appo.batches import ROLLOUT, SPEC, batch_of
 from tests.unit.datasets.data import SPEC as DATA_SPEC
 from tests.unit.datasets.data import episodes, written
-from tests.unit.models.cases import CORES, GAUSSIAN, env_spec_of, model_of
+from tests.unit.models.cases import CORES, GAUSSIAN, context_of, env_spec_of, model_of
 from tests.unit.ppo import reference
 from tests.unit.runtime.worlds import world_of
 
@@ -93,7 +93,7 @@ def test_cloning_maximizes_the_likelihood_of_what_was_done(core: str, spec: EnvS
             if batch.valid[t, b]:
                 loss = loss - reference.log_prob_and_entropy(kind, logits, batch.action[t, b])[0]
                 agreed += kind == "categorical" and int(logits.argmax()) == int(batch.action[t, b])
-    learner = CloningLearner(flat, spec, CloningConfig(**FLAGS), 0)
+    learner = CloningLearner(flat, context_of(CloningConfig(**FLAGS), spec))
     check(gradient_of(learner, batch), loss / batch.valid.sum(), weights)
     assert float(learner.loss(batch)[2]["agreement"].detach()) == pytest.approx(agreed / int(batch.valid.sum()))
 
@@ -105,7 +105,7 @@ def test_marwil_weighs_what_was_done_by_how_it_turned_out(core: str, spec: EnvSp
     batch, weights = batch_for(flat, spec), doubled(flat)
     kind, length = spec.action.parts[0].kind, 4 if core == "gru" else 1
     check(
-        gradient_of(MarwilLearner(flat, spec, config, 0), batch),
+        gradient_of(MarwilLearner(flat, context_of(config, spec)), batch),
         slow_loss(weights, batch, config, kind, length),
         weights,
     )
@@ -115,8 +115,8 @@ def test_without_beta_marwil_clones() -> None:
     flat = flat_of(SPEC, "none")
     batch = batch_for(flat, SPEC)
     config = MarwilConfig(**FLAGS, beta=0.0, value_loss_coeff=0.0)
-    loss, gradient = gradient_of(MarwilLearner(flat, SPEC, config, 0), batch)
-    cloned = gradient_of(CloningLearner(flat_of(SPEC, "none"), SPEC, CloningConfig(**FLAGS), 0), batch)
+    loss, gradient = gradient_of(MarwilLearner(flat, context_of(config, SPEC)), batch)
+    cloned = gradient_of(CloningLearner(flat_of(SPEC, "none"), context_of(CloningConfig(**FLAGS), SPEC)), batch)
     assert loss == pytest.approx(cloned[0])
     assert torch.allclose(gradient, cloned[1], atol=1e-7)
 
@@ -127,7 +127,7 @@ def test_a_learner_steps_once_per_batch_and_reports() -> None:
         (MarwilLearner, MarwilConfig(**FLAGS), MARWIL_METRICS),
     ):
         flat = flat_of(SPEC, "none")
-        learner, batch = kind(flat, SPEC, config, 0), batch_for(flat, SPEC)
+        learner, batch = kind(flat, context_of(config, SPEC)), batch_for(flat, SPEC)
         before = flat.flat.clone()
         first = float(learner.loss(batch)[0].detach())
         for _ in range(30):
@@ -142,19 +142,19 @@ def test_a_learner_steps_once_per_batch_and_reports() -> None:
 
 def test_the_scale_of_advantages_is_part_of_the_state() -> None:
     flat = flat_of(SPEC, "none")
-    learner, batch = MarwilLearner(flat, SPEC, MarwilConfig(**FLAGS), 0), batch_for(flat, SPEC)
+    learner, batch = MarwilLearner(flat, context_of(MarwilConfig(**FLAGS), SPEC)), batch_for(flat, SPEC)
     norms = []
     for scale in (1.0, 10.0):
         learner.loss(replace(batch, reward=scale * batch.reward))
         norms.append(float(learner.further[ADVANTAGE_SQUARE]))
     advantages = []
     for scale in (1.0, 10.0):
-        again = MarwilLearner(flat_of(SPEC, "none"), SPEC, MarwilConfig(**FLAGS), 0)
+        again = MarwilLearner(flat_of(SPEC, "none"), context_of(MarwilConfig(**FLAGS), SPEC))
         again.loss(replace(batch, reward=scale * batch.reward))
         advantages.append(float(again.further[ADVANTAGE_SQUARE]))
     assert norms[0] == advantages[0]
     assert norms[1] == pytest.approx(0.99 * advantages[0] + 0.01 * advantages[1])
-    other = MarwilLearner(flat_of(SPEC, "none"), SPEC, MarwilConfig(**FLAGS), 0)
+    other = MarwilLearner(flat_of(SPEC, "none"), context_of(MarwilConfig(**FLAGS), SPEC))
     other.restore(learner.state())
     assert float(other.further[ADVANTAGE_SQUARE]) == norms[1]
 

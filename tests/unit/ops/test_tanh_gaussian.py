@@ -1,10 +1,11 @@
 """Squashed Gaussians against numerical integration, and their twin in numpy against torch."""
 
 import numpy as np
+import pytest
 import torch
 from torch import distributions as reference
 
-from appo.algorithms.ops.distributions import ActionDistribution, Parts
+from appo.algorithms.ops.distributions import ActionDistribution, Parts, squashed
 from appo.algorithms.ops.numpy_twins import ActionSampler, PolicyTerms
 
 PARTS: Parts = (("tanh_gaussian", 3), ("categorical", 2))
@@ -70,3 +71,37 @@ def test_training_without_torch_has_the_gradient_of_torch() -> None:
     np.testing.assert_allclose(twin.kl, before.kl(policy).detach().numpy(), rtol=1e-4, atol=1e-4)
     gradient = twin.gradient(by_log_prob.numpy(), by_entropy.numpy())
     np.testing.assert_allclose(gradient, logits.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_reparameterized_samples_have_value_density_and_gradient_of_torch() -> None:
+    parts: Parts = (("tanh_gaussian", 3), ("gaussian", 2))
+    logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 0.7
+    mine, exact = logits.float().requires_grad_(), logits.clone().requires_grad_()
+    action, log_prob = ActionDistribution(parts, mine).rsample(torch.Generator().manual_seed(3))
+    same = torch.Generator().manual_seed(3)
+    noise = [torch.empty(40, size).normal_(generator=same).double() for _, size in parts]
+    mean, log_std = (torch.cat((exact[:, a : a + 3], exact[:, b : b + 2]), 1) for a, b in ((0, 6), (3, 8)))
+    drawn = mean + log_std.exp() * torch.cat(noise, 1)
+    normal = reference.Normal(mean, log_std.exp())
+    tanh = reference.TransformedDistribution(
+        reference.Normal(mean[:, :3], log_std[:, :3].exp()), reference.TanhTransform()
+    )
+    shown = torch.cat((drawn[:, :3].tanh(), drawn[:, 3:]), 1)
+    density = tanh.log_prob(shown[:, :3]).sum(-1) + normal.log_prob(drawn)[:, 3:].sum(-1)
+    torch.testing.assert_close(action.double(), drawn, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(squashed(parts, action).double(), shown, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_prob.double(), density, rtol=1e-4, atol=1e-4)
+    weight = torch.linspace(-1, 1, 40)
+    (weight * log_prob + squashed(parts, action).sum(-1)).sum().backward()
+    (weight.double() * density + shown.sum(-1)).sum().backward()
+    assert mine.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(mine.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        log_prob, ActionDistribution(parts, mine).log_prob(action), rtol=1e-4, atol=1e-3
+    )  # as for a stored action
+
+
+def test_a_choice_has_no_reparameterized_sample() -> None:
+    with pytest.raises(ValueError, match="rsample needs real numbers"):
+        ActionDistribution(PARTS, logits_of(2)).rsample()

@@ -24,7 +24,7 @@ from appo.utils.errors import UsageError
 from tests.unit.appo import batches
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, batch_of
 from tests.unit.appo.test_learner import assert_same_state, through_json
-from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, env_spec_of, model_of
+from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, context_of, env_spec_of, model_of
 from tests.unit.ppo import test_learner as ppo
 from tests.unit.runtime.devices import RecordingDevice
 
@@ -44,7 +44,7 @@ class Noting(APPOLearner):
 
 def noting_of(spec: EnvSpec = SPEC, *, core: str = "none", **flags: object) -> Noting:
     flat = FlatModule(model_of(spec, normalize_input=False, **CORES[core]))
-    return Noting(flat, spec, batches.learning(normalize_returns=False, **flags), seed=3)
+    return Noting(flat, context_of(batches.learning(normalize_returns=False, **flags), spec))
 
 
 class NotingPPO(PPOLearner):
@@ -56,7 +56,7 @@ class NotingPPO(PPOLearner):
 
 
 def ppo_of(spec: EnvSpec = SPEC, **flags: object) -> NotingPPO:
-    return NotingPPO(FlatModule(model_of(spec, use_rnn=False)), spec, ppo.learning(**flags), seed=3)
+    return NotingPPO(FlatModule(model_of(spec, use_rnn=False)), context_of(ppo.learning(**flags), spec))
 
 
 def log_prob_by_hand(logits: Tensor, noise: Tensor, action: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, SPEC, batch_of, same
 from tests.unit.appo.test_learner import absent, assert_same_state, through_json
-from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, IMAGE, MIXED, env_spec_of, model_of
+from tests.unit.models.cases import CATEGORICAL, CORES, GAUSSIAN, IMAGE, MIXED, SEED, context_of, env_spec_of, model_of
 from tests.unit.ppo import reference
 
 SAME_STEP = replace(SPEC, same_step=True)
-SEED, STEPS = 3, ROLLOUT * COLUMNS
+STEPS = ROLLOUT * COLUMNS
 
 
 def learning(**flags: object) -> PPOConfig:
@@ -35,7 +35,7 @@ def learner_of(spec: EnvSpec = SPEC, *, core: str = "none", seed: int = 0, **fla
     """Learners of one seed start from the same weights."""
     normalize = bool(flags.pop("normalize_input", False))
     flat = FlatModule(model_of(spec, seed=seed, normalize_input=normalize, **CORES[core]))
-    return PPOLearner(flat, spec, learning(**flags), seed=SEED)
+    return PPOLearner(flat, context_of(learning(**flags), spec))
 
 
 def learn(learner: PPOLearner, batch: Batch, progress: float = 0.0) -> int:
@@ -121,7 +121,7 @@ class Recording(PPOLearner):
 
 def recording_of(core: str = "none", **flags: object) -> tuple[Recording, Batch]:
     flat = FlatModule(model_of(SPEC, **CORES[core]))
-    learner = Recording(flat, SPEC, learning(**flags), seed=SEED)
+    learner = Recording(flat, context_of(learning(**flags), SPEC))
     batch = batch_of(learner.model)
     batch.recorded["value"] = torch.arange(1.0, STEPS + 1).view(ROLLOUT, COLUMNS)
     return learner, batch
@@ -399,8 +399,8 @@ def test_a_restored_learner_continues_bit_for_bit(core: str, flags: dict[str, ob
 def test_the_layout_is_that_of_the_state() -> None:
     learner = learner_of(normalize_input=True)
     layout = learner.layout
-    assert {name: (v.size, v.dtype) for name, v in layout.vectors.items()} == {
-        name: (array.size, str(array.dtype)) for name, array in learner.state().vectors.items()
+    assert {name: (v.shape, v.dtype) for name, v in layout.vectors.items()} == {
+        name: (array.shape, str(array.dtype)) for name, array in learner.state().vectors.items()
     }
 
 

@@ -25,7 +25,7 @@ from appo.envs.spec import ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.appo.batches import ROLLOUT, SPEC, batch_of
 from tests.unit.appo.test_learner import assert_same_state, through_json
-from tests.unit.models.cases import CORES, model_of
+from tests.unit.models.cases import CORES, context_of, model_of
 from tests.unit.ppo.test_learner import learn, learning, parameters
 from tests.unit.runtime.worlds import SPEC as ARENA_SPEC
 from tests.unit.runtime.worlds import World, hand_over, number_all, world_of
@@ -37,7 +37,7 @@ STEPS = COLUMNS * ROLLOUT
 def whole_of(core: str = "none", **flags: object) -> PPOLearner:
     given = {"batch_size": STEPS, "num_batches_per_iteration": 1, "ppo_epochs": 1, "normalize_advantages": "off"}
     flat = FlatModule(model_of(SPEC, normalize_input=True, **CORES[core]))
-    return PPOLearner(flat, SPEC, learning(**{**given, "normalize_returns": True, **flags}), seed=3)
+    return PPOLearner(flat, context_of(learning(**{**given, "normalize_returns": True, **flags}), SPEC))
 
 
 def streaming_of(parts: int, core: str = "none", **flags: object) -> StreamingLearner:

@@ -12,7 +12,7 @@ from torch import nn
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import learner_worker as module
-from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.batches import Batch, Entered
 from appo.algorithms.runtime.learning.column_batches import ColumnBatches
 from appo.algorithms.runtime.learning.learner_worker import REPORT_SECONDS, LearnerMemory, LearnerWorker, TrainingPlan
 from appo.algorithms.runtime.learning.staging import Staging
@@ -357,6 +357,23 @@ def test_weights_of_another_run_begin_as_version_1(monkeypatch: pytest.MonkeyPat
     training = Training(monkeypatch, world)
     assert training.learner.version == training.ring.published == 1
     assert training.learner.flat.flat.tolist() == [5.0] * WEIGHTS
+
+
+def test_the_env_steps_of_earlier_starts_are_noted_before_anybody_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Training(monkeypatch).world
+    meta = dict.fromkeys(("version", "updates", "discarded"), 0) | {"env_steps": 44, "samples": 11}
+    StateBlock(world.arena, 0).write(adam_state(np.zeros((3, WEIGHTS), np.float32), np.zeros(1), meta))
+    training = Training(monkeypatch, world)
+    assert training.worker.ledger.noted()["env_steps"] == 44
+
+
+def test_steps_that_a_source_inserts_are_counted_before_their_slot_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, noted = Training(monkeypatch), []
+    training.worker.batches.entered = lambda: Entered(3, 12)  # type: ignore[method-assign]
+    training.give(0)
+    for message in training.worker.work():
+        noted.append((type(message), training.worker.ledger.noted()["env_steps"]))
+    assert noted[0] == (SlotReleased, 12)
 
 
 def test_discarded_steps_of_earlier_starts_stay_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.runtime.devices import Device
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Recorded
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import ActionRequest, ActionsReady, Address, Stop
@@ -111,6 +112,27 @@ def test_requests_wait_until_there_is_a_turn() -> None:
     assert worker.pending()
     assert list(worker.work()) == [ActionsReady(*request(0, 0)), ActionsReady(*request(2, 0))]
     assert not worker.pending()
+
+
+class Counting(StochasticPolicy):
+    """Notes the env steps before every forward pass."""
+
+    def follow(self, env_steps: int) -> None:
+        self.followed = [*getattr(self, "followed", []), env_steps]
+
+
+def test_a_policy_can_follow_the_env_steps_that_its_learner_has_counted() -> None:
+    acting = acting_of(config=PLAIN)
+    policy = Counting(acting.worker.policy.flat, SPEC)
+    engine = ENGINES[kind](policy, acting.worker.plan, acting.world.trajectories)
+    worker = PolicyWorker(
+        acting.worker.address, acting.worker.plan, engine, acting.ring, acting.world.trajectories, acting.world.finals
+    )
+    ledger = LearnerLedger(acting.world.trajectories, 0)
+    for env_steps in (0, 12):
+        ledger.note({name: env_steps * (name == "env_steps") for name in ledger.NAMES})
+        list(worker.answer([request(0, 0)]))
+    assert policy.followed == [0, 12]
 
 
 @pytest.mark.parametrize("config", [GRU, replace(GRU, rnn_type="lstm"), PLAIN])
