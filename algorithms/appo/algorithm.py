@@ -96,7 +96,7 @@ class APPO(ActorCriticAlgorithm):
         from appo.algorithms.parts.captured_update import CapturedUpdate
 
         def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
-            if context.buffered:
+            if context.buffered and not learner.ranks:  # a graph that is replayed cannot wait for other processes
                 return CapturedUpdate(learner.update, device)
             return None if context.verify else numpy_update(learner)
 

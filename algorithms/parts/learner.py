@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
 from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
+from appo.algorithms.parts.pooling import Ranks, pool_gradient, pool_mean_and_std
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import STATISTICS, RunningStatistics
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
@@ -63,10 +65,12 @@ class FlatLearner(ABC):
         version, updates: number of published weight sets, counted from 1, and of optimizer steps.
         further: name -> tensor of the state, and of every checkpoint, beside weights, optimizer and statistics. A
             subclass adds tensors in `__init__`, and changes tensors in place only.
+        ranks: learners that each have a part of every batch, see `join`; None for a single learner.
     """
 
     config: Any
     optimizer: FlatAdam | FlatRMSProp
+    ranks: Ranks | None = None
 
     def __init__(
         self, flat: FlatModule, config: Any, optimizer: FlatAdam | FlatRMSProp, *, normalize_returns: bool
@@ -89,6 +93,15 @@ class FlatLearner(ABC):
         self.config = config
         self.optimizer.configure(config)
 
+    def join(self, ranks: Ranks) -> None:
+        """Train with other learners from now on: every step is the step of the parts of all ranks together."""
+        self.ranks = self.statistics.ranks = ranks
+        self.configure(self.config)
+
+    def mean_and_std(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation over the valid steps [T, B] of all ranks, scalars without gradient."""
+        return pool_mean_and_std(self.ranks, x, valid) if self.ranks else losses.masked_mean_and_std(x, valid)
+
     def step(self, learnable: Tensor, metrics: Metrics) -> None:
         """Apply the gradient, and add metrics and `STEP_METRICS` to the sums.
 
@@ -97,6 +110,8 @@ class FlatLearner(ABC):
             metrics: name -> scalar, including "loss".
         """
         values = row_of(metrics)
+        if self.ranks:
+            learnable, values = pool_gradient(self.ranks, self.optimizer.gradient, values, learnable.sum())
         names = (*metrics,)
         kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
         self._rate.copy_(self.optimizer.learning_rate)
