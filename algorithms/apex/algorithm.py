@@ -58,6 +58,7 @@ class APEX(Algorithm):
     flags: ClassVar[type[ApexConfig]] = ApexConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    with_ranks: ClassVar[bool] = True
     replays: ClassVar[bool] = True
     values: ClassVar[str] = "actions"
 

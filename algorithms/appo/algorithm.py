@@ -35,6 +35,7 @@ class APPO(ActorCriticAlgorithm):
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    with_ranks: ClassVar[bool] = True
 
     def check(self, flags: APPOConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""

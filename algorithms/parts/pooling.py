@@ -54,7 +54,8 @@ def pool_moments(ranks: Ranks, moments: Sequence[Moments], centers: Sequence[Ten
         parts += [own.count, own.count * distance, own.m2 + own.count * distance.square()]
     total = torch.cat([part.reshape(-1) for part in parts])
     ranks.add_up(total)
-    sums = iter([x.view(part.shape) for x, part in zip(total.split([p.numel() for p in parts]), parts, strict=True)])
+    pieces = total.split_with_sizes([part.numel() for part in parts])
+    sums = iter([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
     pooled = []
     for count, distance, squares, center in zip(sums, sums, sums, centers, strict=False):
         mean = distance / count.clamp(min=1)
