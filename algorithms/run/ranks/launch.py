@@ -74,7 +74,7 @@ def launch(config: Config, argv: Sequence[str]) -> int:
         try:
             for process in processes:
                 process.start(argv)
-            return _watch(processes, argv)
+            return _watch(processes, argv, config.run.train_for_seconds)
         finally:
             _end(processes)
 
@@ -94,8 +94,9 @@ def _passing_signals_to(process: _Process) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(processes: Sequence[_Process], argv: Sequence[str]) -> int:
+def _watch(processes: Sequence[_Process], argv: Sequence[str], seconds: float) -> int:
     """Start ranks again that have died, until rank 0 ends or a failure lasts; return the exit code."""
+    began = time.monotonic()
     while True:
         _wait(processes)
         now = time.monotonic()
@@ -110,7 +111,8 @@ def _watch(processes: Sequence[_Process], argv: Sequence[str]) -> int:
                     return 1
             elif one.process is None and one.revival.is_due(now):
                 if one.rank.number == 0 and (name := name_of_run(one.rank)):
-                    one.words = [f"--experiment={name}", "--restart_behavior=resume"]
+                    left = f"--train_for_seconds={max(1.0, seconds - (now - began)):.0f}"
+                    one.words = [f"--experiment={name}", "--restart_behavior=resume", left]
                 log.warning("rank %d is started again, with pid %d", one.rank.number, one.start(argv))
 
 

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 MEET_SECONDS = 120.0
 """Time in which rank 0 must have taken the folder of the run."""
-OWN_FLAGS = ("seed", *LOCATION)
-"""Flags in which ranks may differ."""
+OWN_FLAGS = ("seed", "train_for_seconds", *LOCATION)
+"""Flags in which ranks may differ; a rank 0 that is started again has less time left."""
 
 
 def given_ranks(given: Mapping[str, object], rank: Rank | None) -> dict[str, object]:

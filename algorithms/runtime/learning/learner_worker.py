@@ -195,7 +195,7 @@ class LearnerWorker:
         if replaces:
             # Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in
             # the samples, because no counter decreases. Slots that were not released will be received again.
-            lost = noted["lost"] + noted["used"] - self.totals["used"]
+            lost = noted["lost"] + max(0, noted["used"] - self.totals["used"])  # a rank saves the counts of all
             self.totals |= {name: noted[name] for name in ("env_steps", "samples", "batches", "used")} | {"lost": lost}
             self._before = dict.fromkeys(("trajectories", "released"), noted["released"])
             self._before["discarded"] = noted["discarded"] + noted["staged"]

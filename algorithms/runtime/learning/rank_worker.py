@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import torch
 
 from appo.algorithms.runtime.budget import OVER
-from appo.algorithms.runtime.learning.batches import Batch, Feedback, GroupBroken
-from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
+from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Feedback, GroupBroken
+from appo.algorithms.runtime.learning.learner_worker import (
+    SAVED_COUNTS,
+    Learner,
+    LearnerMemory,
+    LearnerWorker,
+    TrainingPlan,
+)
 from appo.algorithms.runtime.learning.rank_group import RankGroup
-from appo.algorithms.runtime.messages import Message, Stop
+from appo.algorithms.runtime.messages import Address, Message, Stop
 
 NAP_SECONDS = 0.002
 """Time between looks whether other ranks wait."""
@@ -25,23 +30,36 @@ class RankLearnerWorker(LearnerWorker):
     others wait for in vain takes part with a batch without a valid step.
 
     Args:
-        arguments: arguments of a `LearnerWorker`.
+        address, plan, learner, batches, memory: as of a `LearnerWorker`.
         group: learners of all ranks.
         alone: whether no other worker shares the process: this one then sleeps between looks at the others.
     """
 
-    def __init__(self, *arguments: Any, group: RankGroup, alone: bool) -> None:
+    def __init__(
+        self,
+        address: Address,
+        plan: TrainingPlan,
+        learner: Learner,
+        batches: BatchSource,
+        memory: LearnerMemory,
+        *,
+        group: RankGroup,
+        alone: bool,
+    ) -> None:
         self.group, self.alone = group, alone
+        state = memory.block.read()
+        self._known = {} if state is None else {name: int(state.meta[name]) for name in SAVED_COUNTS}  # of all ranks
         self._looked = 0.0
         self._held: Batch | None = None
         self._empty: Batch | None = None
         self._counted = False  # whether the batch held is counted
-        super().__init__(*arguments)
+        super().__init__(address, plan, learner, batches, memory)
 
     @property
     def of_all(self) -> dict[str, int]:
-        """Return the totals of all ranks at the last round."""
-        return self.totals | self.group.totals | {OVER: int(self.group.over)}
+        """Return the totals of all ranks at the last round; before the first one, as far as this rank has them."""
+        known = self.group.totals if self.group.size else self._known
+        return self.totals | known | {OVER: int(self.group.over)}
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Add a trajectory, or answer main; leave the group before the end."""
