@@ -31,6 +31,8 @@ LINEAGE_FILE = "lineage.json"
 LINEAGE_PICTURE = "lineage.png"
 LOCK_FILE = ".lock"
 LOGS = "logs"
+RANK = "rank_"
+"""Begin of the name of the folder, among the logs, with the run of a further rank, before the number of the rank."""
 INCIDENTS = "incidents"
 SUMMARIES = ".summary"
 EVALUATION = "eval"
@@ -106,6 +108,10 @@ class RunFolder:
     def log(self, name: str) -> Path:
         """Return the absolute path of a process's log: the process may change the working directory."""
         return (self.logs / f"{name}.log").absolute()
+
+    def rank(self, number: int) -> Path:
+        """Return the folder of a further rank: a run of its own, without checkpoints."""
+        return self.logs / f"{RANK}{number}"
 
     def summaries(self, policy: int) -> Path:
         """Return the folder of TensorBoard's files for a policy's training."""

@@ -30,6 +30,7 @@ class APEX(ReplayAlgorithm):
     flags: ClassVar[type[Any]] = ApexConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    with_ranks: ClassVar[bool] = True
     values: ClassVar[str] = "actions"
 
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:

@@ -35,6 +35,7 @@ class APPO(ActorCriticAlgorithm):
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    with_ranks: ClassVar[bool] = True
 
     def check(self, flags: APPOConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
@@ -96,7 +97,7 @@ class APPO(ActorCriticAlgorithm):
         from appo.algorithms.parts.captured_update import CapturedUpdate
 
         def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
-            if context.buffered:
+            if context.buffered and not learner.ranks:  # a graph that is replayed cannot wait for other processes
                 return CapturedUpdate(learner.update, device)
             return None if context.verify else numpy_update(learner)
 

@@ -43,9 +43,12 @@ class APPOLearner(SurrogateLearner):
 
     Attributes:
         quick_update: faster equivalent of `update`, or None.
+        shared_moments: mean and deviation of the advantages of all ranks while the quick update compares; all ranks add
+            up equally often, whichever compares. None otherwise.
     """
 
     config: APPOConfig
+    shared_moments: tuple[Tensor, Tensor] | None = None
 
     def __init__(
         self,
@@ -144,7 +147,8 @@ class APPOLearner(SurrogateLearner):
         policy, ratio, exact_ratio = with_noise(batch, current)
         current_value = model.denormalize_value(value.detach())
         target = self.returns(batch, exact_ratio.detach(), current_value)
-        mean_and_std = whole.advantage if whole else losses.masked_mean_and_std(target.advantage, valid)
+        known = whole.advantage if whole else self.shared_moments
+        mean_and_std = known or self.mean_and_std(target.advantage, valid)
         advantage = losses.normalize_advantage(target.advantage, valid, mean_and_std)
         behavior_value = self.behavior_value(batch, value)
         with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
@@ -215,7 +219,7 @@ class APPOLearner(SurrogateLearner):
             values.append(self.behavior_value(part, value))
             ratios.append(losses.zero_invalid(ratio, part.valid).max())
         valid = torch.cat([part.valid for part in parts], dim=1)
-        advantage = losses.masked_mean_and_std(torch.cat(advantages, dim=1), valid)
+        advantage = self.mean_and_std(torch.cat(advantages, dim=1), valid)
         explained = losses.explained_variance(torch.cat(values, dim=1), torch.cat(targets, dim=1), valid)
         return Whole(valid.sum().clamp(min=1), advantage, torch.stack(ratios).max(), explained)
 

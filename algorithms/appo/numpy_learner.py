@@ -52,6 +52,7 @@ class NumpyUpdate:
             found = learner.differentiate(batch)
             if self._check.retires(mine, gradient, names, found[1].keys()):
                 learner.quick_update = None
+        learner.shared_moments = None
         learner.step(batch.valid, found[1])
         return found[0]
 
@@ -74,7 +75,7 @@ class NumpyUpdate:
             log_ratio, ratio = _ratios(batch, policy)
         return_value = value * self.model.return_std.item() + self.model.return_mean.item()
         advantage, target = self._returns(batch, np.where(valid, exact_ratio, ZERO), return_value)
-        normalized, deviation = _normalized(advantage, valid, count)
+        normalized, deviation = _normalized(advantage, valid, count, self._whole_moments(batch, advantage))
         e, weight = self.learner.clip_ratio.item(), self.learner.exploration_coeff.item()
         limits = 1.0 / (1.0 + e), 1.0 + e
         free, held = ratio * normalized, np.clip(ratio, *limits) * normalized
@@ -111,6 +112,13 @@ class NumpyUpdate:
         if not c.with_vtrace:
             return gae(steps, c.gamma, c.gae_lambda)
         return vtrace(steps, ratio, c.gamma, c.vtrace_lambda, c.vtrace_rho, c.vtrace_c)
+
+    def _whole_moments(self, batch: Batch, advantage: Array) -> tuple[float, float] | None:
+        """Return mean and deviation of the advantages of all ranks, also for a comparison; None: a single learner."""
+        if not self.learner.ranks:
+            return None
+        found = self.learner.shared_moments = self.learner.mean_and_std(torch.from_numpy(advantage), batch.valid)
+        return found[0].item(), found[1].item()
 
     def _value_loss(self, batch: Batch, value: Array, target: Array) -> tuple[Array, Array]:
         """Compute `losses.clipped_value_loss` and its derivative for values [T, B] in the units of the value head."""
@@ -159,9 +167,13 @@ def _explained(value: Array, target: Array, valid: Array) -> float:
     return max(EXPLAINED_MIN, float(1.0 - unexplained / whole)) if whole > 0 else 0.0
 
 
-def _normalized(advantage: Array, valid: Array, count: int) -> tuple[Array, float]:
-    """Return the result of `losses.normalize_advantage`, and the standard deviation."""
+def _normalized(advantage: Array, valid: Array, count: int, moments: tuple[float, float] | None) -> tuple[Array, float]:
+    """Return the result of `losses.normalize_advantage`, and the standard deviation, of these steps or as given."""
     advantage = np.where(valid, advantage, ZERO)
+    if moments is not None:
+        mean_of_all, deviation = moments
+        centered = np.where(valid, advantage - np.float32(mean_of_all), ZERO)
+        return centered / np.float32(max(deviation, ADVANTAGE_STD_MIN)), deviation
     mean = advantage.sum(dtype=np.float32) / np.float32(count)
     centered = np.where(valid, advantage - mean, ZERO)
     deviation = math.sqrt(float(np.square(centered, dtype=np.float64).sum()) / count)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
 from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.parts.flat_optimizer import as_given
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
 from appo.algorithms.parts.own_network import OwnNetwork, weights_of
+from appo.algorithms.parts.pooling import Ranks, pool_gradient, pool_mean_and_std
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import STATISTICS, RunningStatistics
 from appo.algorithms.runtime.algorithm import Context
@@ -64,10 +66,12 @@ class FlatLearner(ABC):
             subclass adds tensors in `__init__`, and changes tensors in place only.
         generator: random numbers on the host, for example for the order of minibatches; part of the state.
         device_generator: random numbers on the device, part of the state; on a CPU the generator of the host.
+        ranks: learners that each have a part of every batch, see `join`; None for a single learner.
     """
 
     config: Any
     optimizer: FlatAdam | FlatRMSProp
+    ranks: Ranks | None = None
 
     def __init__(
         self,
@@ -137,6 +141,15 @@ class FlatLearner(ABC):
         for optimizer in self.optimizers:
             optimizer.follow(progress)
 
+    def join(self, ranks: Ranks) -> None:
+        """Train with other learners from now on: every step is the step of the parts of all ranks together."""
+        self.ranks = self.statistics.ranks = ranks
+        self.configure(self.config)
+
+    def mean_and_std(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation over the valid steps [T, B] of all ranks, scalars without gradient."""
+        return pool_mean_and_std(self.ranks, x, valid) if self.ranks else losses.masked_mean_and_std(x, valid)
+
     def step(self, learnable: Tensor, metrics: Metrics) -> None:
         """Apply the gradient, and add metrics and `STEP_METRICS` to the sums.
 
@@ -145,6 +158,8 @@ class FlatLearner(ABC):
             metrics: name -> scalar, including "loss".
         """
         values = row_of(metrics)
+        if self.ranks:
+            learnable, values = pool_gradient(self.ranks, self.optimizer.gradient, values, learnable.sum())
         names = (*metrics,)
         kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
         self.optimizer.note_rate()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
+from appo.algorithms.parts.pooling import Ranks, pool_moments
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import Vector
 
@@ -38,7 +39,12 @@ class RunningStatistics:
     """Moments of every normalized observation and of the returns.
 
     With `normalize_returns` the critic predicts in units of the returns' standard deviation.
+
+    Attributes:
+        ranks: learners whose batches count together; None for a single learner.
     """
+
+    ranks: Ranks | None = None
 
     def __init__(self, model: ActingNetwork, normalize_returns: bool) -> None:
         self.model, self.normalize_returns = model, normalize_returns
@@ -66,7 +72,7 @@ class RunningStatistics:
             batch: [T, B] batch.
             targets: value targets and validity of the minibatches of one pass, each [T, B'].
         """
-        observation, returns = self._gathered or (dict(self.observation), self.returns)
+        observation, returns = self._gathered or self._begin()
         valid = batch.valid.flatten()
         for key, moments in observation.items():
             x, usable = batch.obs[key][:-1].flatten(0, 1), valid
@@ -89,10 +95,22 @@ class RunningStatistics:
     def settle(self) -> None:
         """Set the statistics to the gathered values; the model's buffers stay unchanged."""
         assert self._gathered is not None
-        self.observation, returns = self._gathered
-        self._gathered = None
+        observation, returns = self._gathered
+        if self.ranks and (observation or self.normalize_returns):
+            before = [*self.observation.values(), self.returns]
+            pooled = pool_moments(self.ranks, [*observation.values(), returns], [moments.mean for moments in before])
+            *others, returns = (merge(own, new) for own, new in zip(before, pooled, strict=True))
+            observation = dict(zip(observation, others, strict=True))
+        self.observation, self._gathered = observation, None
         if self.normalize_returns:
             self.returns = faded(returns)
+
+    def _begin(self) -> tuple[dict[str, Moments], Moments]:
+        """Return the moments that the next values are merged into: of all so far, with several ranks of none."""
+        if not self.ranks:
+            return dict(self.observation), self.returns
+        empty = {key: Moments.empty(tuple(own.mean.shape), own.mean.device) for key, own in self.observation.items()}
+        return empty, Moments.empty((), self.returns.mean.device)
 
     def merge(self, array: NDArray[np.float64]) -> None:
         """Take in another process's `to_array`, and set the model's buffers (ValueError: wrong length)."""

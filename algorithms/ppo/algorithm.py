@@ -30,6 +30,7 @@ class PPO(ActorCriticAlgorithm):
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = {**METRICS, **STREAMING_METRICS}
     panel: ClassVar[Mapping[str, str]] = PANEL
+    with_ranks: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
 
     def streams(self, flags: PPOConfig) -> bool:

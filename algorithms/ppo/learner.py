@@ -12,11 +12,12 @@ from torch import Tensor
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
-from appo.algorithms.ops.normalization import Moments, inv_std, merge_batch, normalize
+from appo.algorithms.ops.normalization import Moments, inv_std, merge, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import KL
 from appo.algorithms.parts.optimizer import GradientSum
+from appo.algorithms.parts.pooling import pool_mean, pool_moments
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
@@ -78,7 +79,7 @@ class PPOLearner(SurrogateLearner):
                 batch = self.estimate(batch)
             minibatch = self.minibatch(batch, segments)
             metrics = self.differentiate(minibatch)
-            if self.has_moved_too_far(metrics):
+            if self.has_moved_too_far(minibatch.valid, metrics):
                 break
             self.descend_by(minibatch.valid, metrics)
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
@@ -88,10 +89,12 @@ class PPOLearner(SurrogateLearner):
         self.version += 1
         yield
 
-    def has_moved_too_far(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Return whether the iteration ends before the step with these metrics, see `--target_kl`."""
-        target = self.config.target_kl
-        return target > 0 and float(metrics[KL].detach()) > 1.5 * target  # the factor of Stable-Baselines3
+    def has_moved_too_far(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> bool:
+        """Return whether the iteration ends before the step with these valid steps and metrics, see `--target_kl`."""
+        if not (target := self.config.target_kl):
+            return False
+        kl = pool_mean(self.ranks, metrics[KL], valid.sum()) if self.ranks else metrics[KL].detach()
+        return float(kl) > 1.5 * target  # the factor of Stable-Baselines3
 
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""
@@ -102,7 +105,7 @@ class PPOLearner(SurrogateLearner):
             loss, metrics = self.loss(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
             return metrics | {EXPLAINED: explained}
-        moments = losses.masked_mean_and_std(minibatch.advantage, minibatch.valid)
+        moments = self.mean_and_std(minibatch.advantage, minibatch.valid)
         total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
             part = minibatch.part(slice(i, i + size))
@@ -132,7 +135,7 @@ class PPOLearner(SurrogateLearner):
         """
         c, m, e = self.config, minibatch, self.clip_ratio
         policy, value = self._evaluate(m)
-        moments, advantage = moments or losses.masked_mean_and_std(m.advantage, m.valid), m.advantage
+        moments, advantage = moments or self.mean_and_std(m.advantage, m.valid), m.advantage
         if c.normalize_advantages == "batch":
             advantage = losses.normalize_advantage(advantage, m.valid, moments)
         ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
@@ -161,7 +164,12 @@ class PPOLearner(SurrogateLearner):
     def estimate(self, batch: Batch) -> Batch:
         """Return the batch with recorded "advantage" and "target" [T, B] by the current values, see `Minibatch`."""
         advantage, target = self.returns(batch)
-        self.advantages = faded(with_advantages(self.advantages, advantage, batch.valid))
+        before = self.advantages
+        if self.ranks:
+            own = with_advantages(Moments.empty((), advantage.device), advantage, batch.valid)
+            self.advantages = faded(merge(before, *pool_moments(self.ranks, [own], [before.mean])))
+        else:
+            self.advantages = faded(with_advantages(before, advantage, batch.valid))
         return replace(batch, recorded=batch.recorded | {"advantage": self.scaled(advantage), "target": target})
 
     @torch.no_grad()

@@ -28,6 +28,7 @@ from appo.algorithms.run.algorithms import (
     require_preset,
 )
 from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from appo.algorithms.run.ranks.check import check_ranks
 from appo.algorithms.run.schedules import check_clock, without_horizon
 from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
 from appo.algorithms.runtime.algorithm import Algorithm
@@ -387,6 +388,7 @@ def check(config: Config) -> None:
     _check_apart(config)
     _check_datasets(config)
     _check_without_actors(config)
+    check_ranks(config)
     if config.run.init_whole and (config.sampling.num_policies > 1 or config.population.self_play):
         flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
         raise UsageError(f"--init_whole goes on with one policy, which does not go with {flag}")

@@ -21,6 +21,7 @@ from appo.algorithms.run.directory.page import leave_page
 from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.run.first_batch import FirstBatch
+from appo.algorithms.run.folder import count_starts
 from appo.algorithms.run.observers import (
     check_observers,
     evaluate_beside,
@@ -32,6 +33,7 @@ from appo.algorithms.run.observers import (
 from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
 from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
+from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, print_into, share_of
 from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
 from appo.algorithms.run.schedules import log_schedules
@@ -60,12 +62,13 @@ from appo.algorithms.runtime.processes.progress import Progress
 from appo.algorithms.runtime.processes.restarts import Limits
 from appo.algorithms.runtime.processes.stalls import PATIENCE_SECONDS, StallWatch
 from appo.algorithms.runtime.processes.supervisor import Supervisor
+from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.roles import ACTOR, MAIN
 from appo.algorithms.runtime.runner import Runner, Turns, run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.make import check_name
 from appo.envs.masks import masks_said
-from appo.utils.errors import DirectoryInUse, Interrupted, NothingTrained, StopNow
+from appo.utils.errors import AppoError, DirectoryInUse, Interrupted, NothingTrained, StopNow
 from appo.utils.logging import configure
 from appo.utils.system.limits import raise_limit
 from appo.utils.system.machine import allocator_settings, available_cores, core_time, limit_threads, processor_name
@@ -75,15 +78,35 @@ from appo.utils.user_modules import find_function
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, kind: "type[Run] | None" = None) -> int:
+def train(config: Config, kind: "type[Run] | None" = None, rank: Rank | None = None) -> int:
     """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
+
+    Args:
+        config: all flags.
+        kind: class of the run, for variants.
+        rank: place among several learners of the policy; None: a single learner.
 
     Raises:
         AppoError: a failure, with its exit code.
     """
-    configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
-    with (kind or Run)(config) as run:
-        return run.train()
+    level, stderr = config.logging.log_level.upper(), None
+    configure(MAIN.name, None, level, as_json=config.logging.log_format == "json")
+    if rank is not None:
+        share_of(config, rank)
+        choose_gpu(rank)
+    if rank is not None and rank.number:
+        config, reason = follow(config, rank)
+        if reason:
+            return 0
+        stderr = print_into(config.run.folder.log(MAIN.name))
+        configure(MAIN.name, config.run.folder.log(MAIN.name), level)
+    try:
+        with (kind or Run)(config, rank=rank) as run:
+            return run.train()
+    except AppoError as error:
+        if stderr is not None:
+            os.write(stderr, f"error: rank {rank.number if rank else 0} (pid {os.getpid()}): {error}\n".encode())
+        raise
 
 
 class Run:
@@ -92,9 +115,11 @@ class Run:
     Args:
         config: all flags.
         callbacks: objects that receive reports in this process, besides callbacks named by flags.
+        rank: place among several learners of the policy; None: a single learner.
 
     Attributes:
-        config: all flags. Flags that depend on the kind of observation are filled in once the environment is known.
+        config: all flags. Flags that depend on the kind of observation are filled in once the environment is known;
+            of several learners, from then on with the share of this rank in every batch.
         blueprint: class of the plan that builds workers; variants of an algorithm replace the class.
         signals: requests by a person or the system.
         runner: main loop; None before the workers are planned.
@@ -106,9 +131,11 @@ class Run:
 
     blueprint: type[Blueprint] = Blueprint
 
-    def __init__(self, config: Config, callbacks: Sequence[Callbacks] = ()) -> None:
-        self.config, self.callbacks, self.signals = config, callbacks, SignalWatch()
+    def __init__(self, config: Config, callbacks: Sequence[Callbacks] = (), rank: Rank | None = None) -> None:
+        self.config, self.callbacks, self.signals, self.rank = config, callbacks, SignalWatch(), rank
         self.directory, self.cores = config.run.run_directory, available_cores()
+        if rank is not None:
+            self.cores = max(1, self.cores // rank.local_size)
         self.machine = {"cores": self.cores, "processor": processor_name()}
         self._place()
         self.sampling = plan_workers(config, self.cores, self.placement)
@@ -141,7 +168,10 @@ class Run:
 
     def train(self) -> int:
         """Train to the end, as the command line does; return the exit code."""
-        if reason := finished_before(self.config):
+        reason = None if self._is_further else finished_before(self.config)
+        if self.rank is not None and not self._is_further:
+            self.config = announce(self.config, self.rank, reason)
+        if reason:
             log.info("finished before: %s; a larger budget goes on, results are in %s", reason, self.directory)
             return 0
         self.janitor.owns_main = True  # all that this process starts is the run's
@@ -199,7 +229,7 @@ class Run:
 
         # What the environment and the model are like, found out in a process of its own, and what they cost.
         code = CodeWatch(code_places(self.config))
-        found = self._measure()
+        whole, found = self._shared(self._measure())
         self.signals.check()
         spec, models, undecided = found.probe.spec, found.probe.models, self.config.undecided
         self.config = config = found.probe.config
@@ -221,19 +251,19 @@ class Run:
         remembers = any(model.rnn_state_size for model in models)
         for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
             log.warning("%s", line)
-        blueprint = replace(blueprint_of(topology), directory=self.directory.absolute())  # from here on no trial
+        blueprint = replace(blueprint_of(topology), directory=self.directory.absolute(), rank=self.rank)  # no trial now
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
         # What this start goes on from; a refusal comes before its flags are saved.
         of_earlier = config.algorithm.resumes(config.learning, self.directory, topology)
         blocks = [StateBlock(arena, policy) for policy in range(topology.num_policies)]
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
-        resumed = fill(blocks, config, models, seed, measured)
+        resumed = fill(blocks, whole, models, seed, measured)
         code.keep(self.directory)
         exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
         budget = budget.after(resumed)
-        blueprint = replace(blueprint, traits=tuple(traits), budget=budget)
+        blueprint = replace(blueprint, traits=tuple(traits), budget=budget, starts=count_starts(self.directory))
         log_schedules(config.learning, budget, resumed)
         segments = ResumeSegments.of(blueprint, arena, blocks[0], lambda of_segment: self._workers(of_segment, arena))
         if any(resumed) and not segments:
@@ -245,11 +275,13 @@ class Run:
         kind = config.algorithm
         machine = Machine(core_time(), self.device == "cuda", config.takes_turns, kind.needs_actors, kind.replays)
         monitor = make_monitor(config, self.callbacks, resumed, budget, machine)
-        start_tracking(monitor, config, seed, self.janitor)
+        start_tracking(monitor, whole, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
         monitor.disk = self.status.disk
         tables = [model.table for model in models]
-        checkpointing = Checkpointing(self.directory, with_saves_to_evaluate(config), blocks, tables, monitor)
+        checkpointing = Checkpointing(
+            self.directory, with_saves_to_evaluate(config), [] if self._is_further else blocks, tables, monitor
+        )
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         if kind.synchronous and not config.takes_turns:
@@ -270,6 +302,11 @@ class Run:
         remove_old(self.directory)  # the run that this one is to take the place of
         monitor.started = time.monotonic()
         return runner
+
+    @property
+    def _is_further(self) -> bool:
+        """Return whether the run is a rank other than 0, whose folder and end belong to rank 0."""
+        return self.rank is not None and self.rank.number > 0
 
     def _place(self) -> None:
         """Choose device and placement, at first and once an environment without a preset has shown its images."""
@@ -318,6 +355,11 @@ class Run:
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
         return found._replace(costs=costs or found.costs)
+
+    def _shared(self, found: Measurement) -> tuple[Config, Measurement]:
+        """Return all flags, and the measurement with the share of this rank in every batch."""
+        whole = found.probe.config
+        return whole, found._replace(probe=replace(found.probe, config=share_of(whole, self.rank)))
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
         """Return the sampling flags: the best plan by measured costs, or the rules without costs."""

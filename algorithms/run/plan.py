@@ -19,6 +19,7 @@ from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.processes import crash_recorder
 from appo.algorithms.runtime.processes.channels import Mailboxes
+from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
@@ -72,6 +73,8 @@ class RunPlan:
         pause_env_steps: end of the present segment; None: the run is not divided.
         traits: initial or resumed traits of each policy; (): policies do not differ.
         directory: directory of the run, absolute; None: a trial, which opens no file of a run.
+        rank: place of the run among several learners; None: a single learner.
+        starts: number of starts of a rank other than 0, whose environments must not repeat episodes.
     """
 
     config: Config
@@ -84,6 +87,8 @@ class RunPlan:
     pause_env_steps: int | None = None
     traits: tuple[PolicyTraits, ...] = ()
     directory: Path | None = None
+    rank: Rank | None = None
+    starts: int = 0
 
     @property
     def algorithm(self) -> Algorithm:
@@ -113,8 +118,13 @@ class RunPlan:
         return self.traits[policy] if self.traits else PolicyTraits()
 
     def seeds(self, branch: str, *index: int) -> np.random.SeedSequence:
-        """Return the random seeds of a worker; a restarted worker, of a later generation, has new seeds."""
-        return np.random.SeedSequence(self.seed, spawn_key=(SEED_BRANCHES[branch], *index))
+        """Return the random seeds of a worker; a restarted worker, of a later generation, has new seeds.
+
+        The seeds of a further rank are its own, except for the seed of the first weights.
+        """
+        is_further = self.rank is not None and self.rank.number > 0 and branch != "model"
+        entropy = [self.seed, self.rank.number, self.starts] if is_further and self.rank else self.seed
+        return np.random.SeedSequence(entropy, spawn_key=(SEED_BRANCHES[branch], *index))
 
     def context(
         self, policy: int, device: str, seeds: np.random.SeedSequence | None = None, arena: Arena | None = None

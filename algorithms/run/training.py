@@ -143,6 +143,8 @@ class Training:
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
         self._run = kind(resolve(_convert_flags(config, flags))[0], [one for one in told if isinstance(one, Callbacks)])
+        if (learners := self._run.config.run.num_learners) > 1:
+            raise UsageError(f"num_learners={learners} is for the command appo train, which starts a process for each")
         check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()

@@ -110,6 +110,8 @@ class Algorithm(ABC):
             empty = no estimate.
         whole_rollouts: one set of weights acts a whole trajectory and stays until the slot is released, for further
             workers that compute with these weights. Actors then act themselves (`local`), in one group with one slot.
+        with_ranks: several learners may each train on a part of every batch: the learner has a method `join`, see
+            `parts.learner.FlatLearner`, and all of its optimizer steps add up over the learners. Not inherited.
     """
 
     name: ClassVar[str]
@@ -122,6 +124,7 @@ class Algorithm(ABC):
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
+    with_ranks: ClassVar[bool] = False
 
     @property
     def learns_from_rewards(self) -> bool:

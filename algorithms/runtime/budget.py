@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # both import numpy, which `--help` does without
     from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
     from appo.utils.windows import RateMeter
 
+OVER = "over"
+"""Name in the totals of a learner that is one of several: whether rank 0 has ended the run."""
+
 BENCHMARK = {"env_steps": 2_000_000, "samples": 1_000_000}
 """Limits for all policies together in one start; the first one reached ends a benchmark."""
 
@@ -87,6 +90,8 @@ class Budget:
     def reached(self, policies: Sequence[PolicyProgress]) -> str | None:
         """Return the reason why no policy has anything left to learn, or None."""
         policies = [policy for policy in policies if not policy.frozen]
+        if any(policy.totals.get(OVER) for policy in policies):
+            return "rank 0 has ended the run"
         if all(self.trained(p.totals["env_steps"], p.totals["samples"]) for p in policies):
             return f"every policy has learned from {min(p.totals['env_steps'] for p in policies)} env steps"
         goal = self.episode_return

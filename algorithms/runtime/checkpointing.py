@@ -86,7 +86,9 @@ class Checkpointing:
             self._due = min(self._due, time.monotonic())
 
     def tick(self, now: float) -> Iterator[Message]:
-        """Request states when a checkpoint is due."""
+        """Request states when a checkpoint is due; without blocks, as in a rank other than 0, never."""
+        if not self.blocks:
+            return
         kinds: set[Kind] = set()
         if now >= self._milestone_due:
             self._due, self._milestone_due = now, now + self.config.save_milestones_sec

@@ -80,6 +80,13 @@ class RunConfig:
         choices=("auto", "cpu", "cuda"),
         synonyms={"gpu": "cuda"},
     )
+    num_learners: int = flag(
+        1,
+        "learners of one policy (APPO, PPO, APEX), each with actors and processes of its own; batch_size and all limits"
+        " count all of them; started on this machine, or on several by torchrun (docs/clusters.md)",
+        minimum=1,
+        maximum=1024,
+    )
     precision: str = flag(
         "auto",
         "arithmetic of encoders and cores: bf16 (weights, losses and checkpoints stay float32) or fp32; auto = bf16 for"

@@ -4,9 +4,12 @@
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 
 from appo.algorithms.run.config import Config, parse_train_flags, resolve
+from appo.algorithms.run.ranks.meeting import given_ranks, share_of
+from appo.algorithms.runtime.ranks import Rank
 from appo.utils.command_line import print_and_exit, say, underscored, words_of
 from appo.utils.errors import UsageError
 from appo.utils.values import shown
@@ -25,7 +28,8 @@ def train(argv: Sequence[str]) -> int:
         AppoError: training failed.
     """
     wanted, argv = asked_format(argv)
-    config, origins = resolve(parse_train_flags(argv))
+    rank = Rank.of(os.environ)
+    config, origins = resolve(given_ranks(parse_train_flags(argv), rank))
     if wanted:
         from appo.algorithms.run.defaults import ORIGIN, chosen_in
         from appo.algorithms.run.tuning.measure import resolve_defaults
@@ -33,12 +37,17 @@ def train(argv: Sequence[str]) -> int:
         found = resolve_defaults(config)
         origins |= dict.fromkeys(chosen_in(found, config.undecided), ORIGIN)
         print_and_exit(format_flags(found, origins, wanted))
-    if config.logging.log_format != "json":
+    if config.run.num_learners > 1 and rank is None:
+        from appo.algorithms.run.ranks.launch import launch  # late, so help is quick
+
+        share_of(config, Rank(0, config.run.num_learners))
+        return launch(config, argv)
+    if config.logging.log_format != "json" and not (rank and rank.number):
         for line in describe(config.to_flat(), origins):
             say(line)
     from appo.algorithms.run.main import train as start  # late, so help is quick
 
-    return start(config)
+    return start(config, rank=rank)
 
 
 def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.learner import FlatLearner
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
 from appo.algorithms.population.member import PopulationMember
 from appo.algorithms.run.plan import RunPlan, seed_of
@@ -112,6 +113,15 @@ def _learner(
     trajectories = b.trajectories(arena, policy)
     batches = b.algorithm.make_source(context, trajectories, c.sampling, device)
     memory = LearnerMemory.attach(arena, trajectories, policy)
+    if b.rank is not None and b.directory is not None:
+        from appo.algorithms.runtime.learning.rank_group import RankGroup  # late, for several learners alone
+        from appo.algorithms.runtime.learning.rank_worker import RankLearnerWorker
+
+        assert isinstance(learner, FlatLearner)
+        learner.join(group := RankGroup(b.rank, learner.flat.flat.device))
+        return RankLearnerWorker(
+            address, plan, learner, batches, memory, group=group, alone=b.topology.placement != "serial"
+        )
     member = (
         None if b.topology.num_policies == 1 else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
     )

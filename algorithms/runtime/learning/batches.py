@@ -93,6 +93,10 @@ Feedback = Mapping[str, Any]
 """Values from a learner to the source of a batch after a step, such as priorities."""
 
 
+class GroupBroken(Exception):
+    """The learners of other ranks, which train on parts of the same batches, did not answer in time."""
+
+
 class BatchCounts(NamedTuple):
     """Counts of the trajectories handed over so far, by their fate; steps are valid steps of the policy in training."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -195,7 +195,7 @@ class LearnerWorker:
         if replaces:
             # Steps in the unfinished batch are discarded. Steps used after the last save count as lost. They stay in
             # the samples, because no counter decreases. Slots that were not released will be received again.
-            lost = noted["lost"] + noted["used"] - self.totals["used"]
+            lost = noted["lost"] + max(0, noted["used"] - self.totals["used"])  # a rank saves the counts of all
             self.totals |= {name: noted[name] for name in ("env_steps", "samples", "batches", "used")} | {"lost": lost}
             self._before = dict.fromkeys(("trajectories", "released"), noted["released"])
             self._before["discarded"] = noted["discarded"] + noted["staged"]
@@ -251,18 +251,14 @@ class LearnerWorker:
         spent = self._budget_reached()
         clock.enter(COPYING)
         self.publisher.poll()
-        yield from self._released(self.batches.fill(self.learner.version), enter=not spent)
-        batch = self.batches.take()  # waits for the reader, if the learner reads files
+        batch = yield from self._next(enter=not spent)
         clock.enter(FRAMEWORK)
         if spent:
             self._before["discarded"] += self.batches.entered().samples
             if batch is not None:
                 yield from self._released(self.batches.trained())
-        elif batch is None:
-            self._enter()  # steps of a replay, perhaps without a batch
-            self.device.nap()
         else:
-            yield from self._train(batch)
+            yield from self._use(batch)
         before, self._heard = self._heard, self.totals["env_steps"]
         period = self.plan.version_env_steps  # of past versions: a fixed grid, which no crash can change
         if period > 0 and before // period != self._heard // period:
@@ -278,14 +274,29 @@ class LearnerWorker:
             if batch is not None:
                 self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
 
-    def _train(self, batch: Batch) -> Iterator[Message]:
-        """Train on a batch and publish after every optimizer step."""
+    def _next(self, *, enter: bool) -> Generator[Message, None, Batch | None]:
+        """Fill the batch; return a full one. With `enter`, inserted steps are counted, see `_released`."""
+        yield from self._released(self.batches.fill(self.learner.version), enter=enter)
+        return self.batches.take()  # waits for the reader, if the learner reads files
+
+    def _use(self, batch: Batch | None) -> Iterator[Message]:
+        """Train on a batch, if there is one."""
+        if batch is None:
+            self._enter()  # steps of a replay, perhaps without a batch
+            self.device.nap()
+        else:
+            yield from self._train(batch, self._account(batch))
+
+    def _progress(self) -> float:
+        """Return the used share of the budget."""
+        seconds = time.monotonic() - self._began_ms / 1000 if self._began_ms else 0.0
+        return self.plan.budget.progress(self.of_all["env_steps"], seconds)
+
+    def _account(self, batch: Batch) -> float:
+        """Count a batch that was taken; return the progress before the batch: else the last would train at rate 0."""
         if not self.block.writes:
             self.save()  # a rollback needs a state from the first update on
-        # Progress before the batch: else the last batch would train at rate 0.
-        seconds = time.monotonic() - self._began_ms / 1000 if self._began_ms else 0.0
-        progress = self.plan.budget.progress(self.totals["env_steps"], seconds)
-        entered = self._enter()
+        progress, entered = self._progress(), self._enter()
         self.totals["batches"] += entered.whole
         if entered.whole:  # steps of a partial batch are staged, and count with the last part
             self.totals["used"] += int(batch.valid.sum()) + entered.earlier
@@ -293,6 +304,17 @@ class LearnerWorker:
             self._lags.append((self.learner.version - batch.policy_version)[batch.valid])
         self._note()
         failpoint("learner.batch")
+        return progress
+
+    def _train(self, batch: Batch, progress: float) -> Iterator[Message]:
+        """Train on a batch and publish after every optimizer step."""
+        feedback = self._learn(batch, progress)
+        if self.batches.hold:
+            self.publisher.flush()  # sampling continues with the new weights
+        yield from self._released(self.batches.trained(feedback))
+
+    def _learn(self, batch: Batch, progress: float) -> list[Feedback]:
+        """Make the optimizer steps of a batch, and publish after each; return the feedback for the source."""
         feedback: list[Feedback] = []
         clock.enter(TRAINING)
         for said in self.learner.learn(batch.map(self.device.send), progress):
@@ -303,9 +325,7 @@ class LearnerWorker:
             failpoint("learner.step")
             clock.enter(TRAINING)
         clock.enter(FRAMEWORK)
-        if self.batches.hold:
-            self.publisher.flush()  # sampling continues with the new weights
-        yield from self._released(self.batches.trained(feedback))
+        return feedback
 
     def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
         """Roll back after too many skipped updates; raise NumericsError if rollbacks have not helped."""
@@ -319,7 +339,7 @@ class LearnerWorker:
         state = self.block.read()
         assert state is not None  # written before the first batch
         log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
-        self.totals["lost"] += self.totals["used"] - _saved_counts(state)["used"]
+        self.totals["lost"] += self.of_all["used"] - _saved_counts(state)["used"]
         self.go_on_from(state)
 
     def go_on_from(self, state: LearnerState) -> None:
@@ -352,10 +372,15 @@ class LearnerWorker:
         self._refresh_totals()
         self.ledger.note({**self.totals, "staged": self.batches.staged_samples, "began_ms": self._began_ms})
 
+    @property
+    def of_all(self) -> dict[str, int]:
+        """Return the totals of all learners of the policy, which budgets, checkpoints and reports count."""
+        return self.totals
+
     def _budget_reached(self) -> bool:
-        env_steps, pause = self.totals["env_steps"], self.plan.pause_env_steps
+        env_steps, pause = self.of_all["env_steps"], self.plan.pause_env_steps
         paused = pause is not None and env_steps >= pause
-        return paused or self.plan.budget.trained(env_steps, self.totals["samples"])
+        return paused or self.plan.budget.trained(env_steps, self.of_all["samples"])
 
     def _enter(self) -> Entered:
         """Count, and return, the steps that have entered training since the last call."""
@@ -370,7 +395,7 @@ class LearnerWorker:
         before = clock.enter(COPYING)
         state = self.learner.state(self.block.begin())
         self._refresh_totals()
-        state.meta.update({name: self.totals[name] for name in SAVED_COUNTS})
+        state.meta.update({name: self.of_all[name] for name in SAVED_COUNTS})
         if self.member is not None:
             state.meta.update(self.member.plain())
         is_finite = state.is_finite
@@ -381,7 +406,7 @@ class LearnerWorker:
         self._refused = not is_finite
         clock.enter(before)
         self._saved = time.monotonic()
-        return StateSaved(self.address.index, self.totals["env_steps"])
+        return StateSaved(self.address.index, self.of_all["env_steps"])
 
     def _refresh_totals(self) -> None:
         counts = self.batches.counts()._asdict()
@@ -405,6 +430,7 @@ class LearnerWorker:
             metrics |= {"train/policy_lag_mean": int(lag.sum()) / len(lag), **ends}
         self._lags = []
         metrics |= self.batches.metrics()
-        if self.totals["used"] != self.totals["samples"]:
-            metrics["train/replay_ratio"] = self.totals["used"] / max(1, self.totals["samples"])
-        return LearnerReport(self.address.index, self.learner.version, dict(self.totals), metrics)
+        totals = self.of_all
+        if totals["used"] != totals["samples"]:
+            metrics["train/replay_ratio"] = totals["used"] / max(1, totals["samples"])
+        return LearnerReport(self.address.index, self.learner.version, dict(totals), metrics)

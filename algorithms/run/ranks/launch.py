@@ -1,0 +1,146 @@
+"""The launcher of several learners on this machine: a process for each rank, a store for all, and restarts."""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.ranks.meeting import name_of_run
+from appo.algorithms.runtime.processes.prctl import bound_to_us
+from appo.algorithms.runtime.processes.restarts import Revival
+from appo.algorithms.runtime.ranks import Rank
+from appo.algorithms.runtime.roles import MAIN
+from appo.utils.command_line import own_command
+from appo.utils.errors import CheckpointError, NumericsError, UsageError
+from appo.utils.logging import configure
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+END_SECONDS = 20.0
+"""Time in which ranks must end after rank 0."""
+LASTING = (UsageError.exit_code, NumericsError.exit_code, CheckpointError.exit_code)
+"""Exit codes of failures that a restart would repeat."""
+
+
+@dataclass
+class _Process:
+    """The process of a rank, and the restarts."""
+
+    rank: Rank
+    revival: Revival
+    process: subprocess.Popen[bytes] | None = None
+    words: list[str] = field(default_factory=list)
+
+    def start(self, argv: Sequence[str]) -> int:
+        self.process = subprocess.Popen(  # noqa: S603 (our own program)
+            own_command(["train", *argv, *self.words]),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.rank.variables()},
+            process_group=0,  # a Ctrl-C reaches the launcher alone, which passes it on once
+            preexec_fn=bound_to_us(),  # noqa: PLW1509 (one call to the kernel, no thread of ours)
+        )
+        self.revival.began(time.monotonic())
+        return self.process.pid
+
+    def send(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+def launch(config: Config, argv: Sequence[str]) -> int:
+    """Train with several learners on this machine; return the exit code of rank 0.
+
+    A rank that dies is started again, and takes over the state of the others. Rank 0 also resumes the run's folder.
+
+    Args:
+        config: all flags.
+        argv: words of the command line after `appo train`.
+    """
+    from appo.algorithms.runtime.learning.rank_store import serve  # late: a single learner needs no torch here
+
+    configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
+    store, size = serve(), config.run.num_learners
+    ranks = [Rank(number, size, number, size, port=store.port) for number in range(size)]
+    processes = [_Process(rank, Revival(f"rank {rank.number}", config.run.run_directory)) for rank in ranks]
+    with _passing_signals_to(processes[0]):
+        try:
+            for process in processes:
+                process.start(argv)
+            return _watch(processes, argv, config.run.train_for_seconds)
+        finally:
+            _end(processes)
+
+
+@contextmanager
+def _passing_signals_to(process: _Process) -> Iterator[None]:
+    """Pass the signals that end a run on to a process, while entered."""
+
+    def send(number: int, frame: Any) -> None:
+        process.send(number)
+
+    before = {number: signal.signal(number, send) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(processes: Sequence[_Process], argv: Sequence[str], seconds: float) -> int:
+    """Start ranks again that have died, until rank 0 ends or a failure lasts; return the exit code."""
+    began = time.monotonic()
+    while True:
+        _wait(processes)
+        now = time.monotonic()
+        for one in processes:
+            if one.process is not None and (code := one.process.poll()) is not None:
+                pid, one.process = one.process.pid, None
+                if code in LASTING or (code >= 0 and one.rank.number == 0):
+                    return code
+                if code:
+                    log.warning("%s", one.revival.ended(now, code).replace(" ended", f" (pid {pid}) ended", 1))
+                if code and one.rank.number == 0 and one.revival.given_up:
+                    return 1
+            elif one.process is None and one.revival.is_due(now):
+                if one.rank.number == 0 and (name := name_of_run(one.rank)):
+                    left = f"--train_for_seconds={max(1.0, seconds - (now - began)):.0f}"
+                    one.words = [f"--experiment={name}", "--restart_behavior=resume", left]
+                log.warning("rank %d is started again, with pid %d", one.rank.number, one.start(argv))
+
+
+def _wait(processes: Sequence[_Process]) -> None:
+    """Wait until a process ends, at most `LOOK_SECONDS`."""
+    descriptors = []
+    for one in processes:
+        if one.process is not None:
+            try:
+                descriptors.append(os.pidfd_open(one.process.pid))
+            except ProcessLookupError:  # already gone
+                return
+    try:
+        select.select(descriptors, [], [], LOOK_SECONDS)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    """End all ranks: those that rank 0 has told end by themselves."""
+    deadline = time.monotonic() + END_SECONDS
+    for one in processes:
+        one.send(signal.SIGTERM)
+    for one in processes:
+        if one.process is not None:
+            try:
+                one.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait(END_SECONDS)

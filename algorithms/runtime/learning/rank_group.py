@@ -1,0 +1,334 @@
+"""The learners of several ranks as one: sums over their tensors, and a group that lost or new ranks form anew.
+
+The launcher's store holds what ranks agree on, by epoch. An epoch is one group of learners; a learner that has a batch
+announces itself for the next epoch, a member of the last epoch or the last rank to come closes the list, and all
+members take over the state of the member that is furthest. A collective that fails on one rank fails on all within
+seconds, and begins the next epoch. A learner outside of the group announces itself too, and is let in between rounds.
+
+A *round* is a batch of every member: the same number of optimizer steps. A member without a batch takes part with one
+that has no valid step.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from appo.algorithms.runtime.learning.batches import GroupBroken
+from appo.algorithms.runtime.learning.rank_store import client_of, device_to
+from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.runtime.ranks import SHARED_GPU, Rank
+from appo.utils.errors import AppoError
+from appo.utils.logging import SHOWN
+
+log = logging.getLogger(__name__)
+
+COLLECTIVE_SECONDS = 6.0
+"""Limit of a collective: a rank that takes longer is left out."""
+WINDOW_SECONDS = 1.5
+"""Time in which the members of a broken group announce themselves for the next one."""
+START_SECONDS = 60.0
+"""The same for the first group: environments start at different speeds."""
+LOOK_SECONDS = 1.0
+"""Seconds between looks for learners that wait to be let in, and for the end."""
+ASK_SECONDS = 0.001
+"""Seconds between questions whether the others wait: a question costs 50 to 100 us."""
+PATIENCE = 0.5
+"""Time that a round waits for a member without a batch, as a share of the time between its batches."""
+SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.005, 2.0
+
+COUNTED = ("env_steps", "samples", "discarded", "used", "batches", "lost")
+"""Totals of a learner that are sums over all ranks."""
+T = TypeVar("T")
+
+
+class Member(Protocol):
+    """A learner worker, as the group uses it."""
+
+    totals: dict[str, int]
+    learner: Any
+
+    def go_on_from(self, state: LearnerState) -> None:
+        """Replace the state of the learner."""
+
+
+class RankGroup:
+    """The group of learners, as seen by the learner of one rank.
+
+    Args:
+        rank: place of the rank.
+        device: device of the learner's tensors.
+
+    Attributes:
+        totals: totals of all ranks by name, at the begin of the last round.
+        over: whether rank 0 has ended the run.
+    """
+
+    def __init__(self, rank: Rank, device: torch.device) -> None:
+        self.rank, self.device = rank, device
+        self.store = client_of(rank, "learners")
+        self.over = False
+        self._epoch, self._members = 0, tuple[int, ...]()  # of the last epoch with this learner
+        self._whom = set[str]()  # the same with pids
+        self._group: Any = None
+        self._stands = self._leads = self._wanted = False
+        self._announced, self._since = 0, 0.0  # epoch, and since when
+        self._done = self._round = 0  # collectives since the first epoch; rounds of this one
+        self._table = np.zeros((rank.size, len(COUNTED)))  # of every rank, at the last round
+        self._offset = np.zeros(len(COUNTED))  # from the totals of this process to its row
+        self._looked = self._awaited = self._asked = 0.0
+        self._interval, self._last_batch = 0.0, 0.0
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Return the totals of all ranks."""
+        return dict(zip(COUNTED, map(int, self._table.sum(axis=0).tolist()), strict=True))
+
+    @property
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self._members)
+
+    def add_up(self, x: Tensor) -> None:
+        """Replace a tensor by its sum over all members (GroupBroken)."""
+        self._collective(x, lambda group, whole: group.allreduce([whole]))
+
+    def _collective(self, x: Tensor, start: Callable[[Any, Tensor], Any]) -> None:
+        if not self._stands:
+            raise GroupBroken("the group is not formed")
+        if self._group is not None:
+            whole = x if self._is_nccl or x.device.type == "cpu" else x.cpu()
+            try:
+                start(self._group, whole).wait(timedelta(seconds=2 * COLLECTIVE_SECONDS))
+            except RuntimeError as error:
+                raise GroupBroken(str(error).split("\n")[0]) from None
+            if whole is not x:
+                x.copy_(whole)
+        self._done += 1
+
+    # A round.
+
+    def is_awaited(self) -> bool:
+        """Return whether another member has begun the next round, and waited for a batch of this one long enough."""
+        now = time.monotonic()
+        if self._group is not None and now - self._asked < ASK_SECONDS:
+            return False
+        self._asked = now
+        if self._group is None or int(self._ask(lambda: self.store.get(f"{self._epoch}/round"))) <= self._round:
+            self._awaited = 0.0
+            self._look(now)
+            return False
+        self._awaited = self._awaited or now
+        patience = min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, PATIENCE * self._interval))
+        return now - self._awaited >= patience
+
+    def begin(self, totals: Mapping[str, int], progress: float, *, with_batch: bool) -> float | None:
+        """Begin a round with all members; return the mean progress of all.
+
+        Returns None if the group is to form anew, for a rank that waits to be let in: nothing has begun.
+
+        Args:
+            totals: totals of this learner.
+            progress: used share of the budget, which differs by the clock.
+            with_batch: whether this member has a batch.
+
+        Raises:
+            GroupBroken: a rank did not take part in time.
+        """
+        now = time.monotonic()
+        if with_batch:
+            interval = now - self._last_batch if self._last_batch else 0.0
+            self._interval += 0.2 * (interval - self._interval) if self._interval else interval
+            self._last_batch = now
+        self._look(now)
+        if self._group is not None:
+            self._ask(lambda: self.store.set(f"{self._epoch}/round", str(self._round + 1)))
+        table = np.zeros_like(self._table)
+        table[self.rank.number] = [totals[name] for name in COUNTED] + self._offset
+        own = np.concatenate(([float(self._leads or self._wanted), progress], table.reshape(-1)))
+        vector = torch.from_numpy(own).to(self.device)
+        self.add_up(vector)
+        anew, sum_of_progress, *counts = vector.tolist()
+        if anew:
+            self._close()
+            return None
+        there = list(self._members)
+        self._table[there] = np.reshape(counts, table.shape)[there]
+        self._round, self._awaited = self._round + 1, 0.0
+        return float(sum_of_progress) / self.size
+
+    def _look(self, now: float) -> None:
+        """Look from time to time whether a learner waits to be let in, and whether the run is over."""
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self.over, self._wanted = self._has("end"), self._has(f"{self._epoch + 1}/wanted")
+
+    def broken(self, error: GroupBroken) -> None:
+        """Leave a group in which a collective failed."""
+        log.info("epoch %d of ranks %s has ended: %s", self._epoch, ", ".join(sorted(self._whom)), error)
+        self._close()
+
+    def lead(self) -> None:
+        """Let all ranks take over the state of this learner, which goes on from another one, before the next round."""
+        self._leads = True
+
+    def leave(self) -> None:
+        """Leave for good; rank 0 ends the run of all."""
+        if self.rank.number == 0:
+            self._ask(lambda: self.store.set("end", "1"))
+        self._close()
+
+    def _close(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(RuntimeError):  # of a group that failed
+                self._group.abort()
+        self._group, self._stands, self._announced = None, False, 0
+
+    # The group.
+
+    def ready(self, member: Member) -> bool:
+        """Return whether the group stands; form a group, if all who may come have come. Does not wait for others.
+
+        The member may go on from another state afterwards.
+        """
+        if self._stands or self.over:
+            return self._stands and not self.over
+        now = time.monotonic()
+        if not self._announced:
+            self._announce(member, now)
+        if now - self._looked < 0.01:
+            return False
+        self._looked = now
+        if self._has("end"):
+            self.over = True
+            return False
+        epoch = self._announced
+        if not self._has(f"{epoch}/members") and not self._decide(epoch, now):
+            return False
+        decision: dict[str, Any] = json.loads(self._ask(lambda: self.store.get(f"{epoch}/members")))
+        if self.rank.number not in decision["members"]:
+            self._announced = 0
+            return False
+        try:
+            self._form(epoch, decision, member)
+        except GroupBroken as error:
+            self.broken(error)
+        return self._stands
+
+    def _announce(self, member: Member, now: float) -> None:
+        """Announce this learner for the first epoch without a list of members."""
+        epoch = self._epoch + 1
+        while self._has(f"{epoch}/members"):
+            epoch += 1
+        words = {"updates": member.learner.updates, "done": self._done + self._leads}
+        words |= {"pid": os.getpid(), "host": socket.gethostname()}
+        self._ask(lambda: self.store.set(f"{epoch}/{self.rank.number}", json.dumps(words)))
+        self._ask(lambda: self.store.set(f"{epoch}/wanted", "1"))
+        self._announced, self._since = epoch, now
+
+    def _decide(self, epoch: int, now: float) -> bool:
+        """Close the list of members if this learner may; return whether the list is closed."""
+        came = [number for number in range(self.rank.size) if self._has(f"{epoch}/{number}")]
+        was_member = self._epoch == epoch - 1
+        window = START_SECONDS if epoch == 1 else WINDOW_SECONDS
+        if len(came) < self.rank.size and not (was_member and now - self._since >= window):
+            return False
+        words = {one: json.loads(self._ask(lambda one=one: self.store.get(f"{epoch}/{one}"))) for one in came}  # type: ignore[misc]
+        leader = max(came, key=lambda one: (words[one]["updates"], words[one]["done"], -one))
+        whom = {one: f"{one} (pid {words[one]['pid']} on {words[one]['host']})" for one in came}
+        decision = json.dumps({"members": came, "leader": leader, "whom": whom})
+        self._ask(lambda: self.store.compare_set(f"{epoch}/members", "", decision))
+        return True
+
+    def _form(self, epoch: int, decision: Mapping[str, Any], member: Member) -> None:
+        """Connect the members of an epoch, and take over the state of the leader (GroupBroken)."""
+        members, leader = tuple(decision["members"]), int(decision["leader"])
+        self._epoch, self._members, self._round, self._looked = epoch, members, 0, time.monotonic()
+        self._ask(lambda: self.store.compare_set(f"{epoch}/round", "", "0"))  # a quicker member may be in a round
+        if len(members) > 1:
+            self._group = self._connect(PrefixStore(f"{epoch}", self.store), members.index(self.rank.number))
+        self._stands = True
+        self._say_changes(epoch, decision["whom"])
+        self._take_over(leader, member)
+        self._leads = self._wanted = False
+        self._last_batch = 0.0
+
+    def _say_changes(self, epoch: int, whom: Mapping[str, str]) -> None:
+        """Log the members of an epoch, and since the last epoch the ranks that are gone and that have come."""
+        before, self._whom = self._whom, set(whom.values())
+        log.info("epoch %d: ranks %s learn together", epoch, ", ".join(sorted(self._whom)))
+        if before and min(self._members) == self.rank.number:  # one of them is enough
+            gone, come = sorted(before - self._whom), sorted(self._whom - before)
+            words = [f"rank {one} is gone" for one in gone] + [f"rank {one} is there" for one in come]
+            if words:
+                log.warning("%s: %d of %d learn on", ", ".join(words), self.size, self.rank.size, extra=SHOWN)
+
+    def _connect(self, store: Any, index: int) -> Any:
+        timeout = timedelta(seconds=COLLECTIVE_SECONDS)
+        try:
+            if self._is_nccl:
+                os.environ |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                return dist.ProcessGroupNCCL(store, index, self.size, options)
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout, options._devices = timeout, [device_to(self.rank)]
+            return dist.ProcessGroupGloo(store, index, self.size, options)
+        except RuntimeError as error:
+            raise GroupBroken(str(error).split("\n")[0]) from None
+
+    @property
+    def _is_nccl(self) -> bool:
+        """Return whether every rank of this machine has a GPU of its own, as NCCL requires."""
+        return self.device.type == "cuda" and dist.is_nccl_available() and not os.environ.get(SHARED_GPU)
+
+    def _take_over(self, leader: int, member: Member) -> None:
+        """Continue with state and totals of the leader (GroupBroken)."""
+        state, key = member.learner.state(), f"{self._epoch}/state"
+        own = np.concatenate([vector.reshape(-1).view(np.uint8) for vector in state.vectors.values()])
+        if is_leader := leader == self.rank.number:
+            self._table[leader] = [member.totals[name] for name in COUNTED] + self._offset
+            meta = {name: value for name, value in state.meta.items() if name != "generator"}
+            words = json.dumps({"meta": meta, "table": self._table.tolist(), "done": self._done})
+            self._ask(lambda: self.store.set(key, words))
+        whole = torch.from_numpy(own.copy()).to(self.device if self._is_nccl else "cpu")
+        options = dist.BroadcastOptions()
+        options.rootRank = self._members.index(leader)
+        self._collective(whole, lambda group, x: group.broadcast([x], options))
+        if is_leader:
+            return
+        told = json.loads(self._ask(lambda: self.store.get(key)))  # the leader set the key before
+        self._table, self._done = np.array(told["table"]), told["done"] + 1
+        found = whole.cpu().numpy()
+        if not np.array_equal(found, own):
+            parts = np.split(found, np.cumsum([vector.nbytes for vector in state.vectors.values()])[:-1])
+            for vector, part in zip(state.vectors.values(), parts, strict=True):
+                vector[...] = part.view(vector.dtype).reshape(vector.shape)
+            state.meta.update(told["meta"])
+            member.go_on_from(state)
+            now = np.array([member.totals[name] for name in COUNTED])
+            self._offset = self._table[self.rank.number] - now
+            log.info("rank %d goes on from the state of rank %d", self.rank.number, leader)
+        member.learner.updates = told["meta"]["updates"]
+
+    def _has(self, key: str) -> bool:
+        return bool(self._ask(lambda: self.store.check([key])))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Return the answer of the store (AppoError: the store is gone, and with it the launcher)."""
+        try:
+            return question()
+        except dist.DistError as error:
+            where = f"{self.rank.host}:{self.rank.port}"
+            raise AppoError(f"rank {self.rank.number}: the launcher's store at {where} is gone: {error}") from None

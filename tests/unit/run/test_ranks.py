@@ -1,0 +1,127 @@
+"""A run as one of several learners: its place, its share of a batch, its seeds, and what it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.ranks.meeting import given_ranks, share_of
+from appo.algorithms.run.training import Training
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.ranks import Rank
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.errors import UsageError
+from tests.unit.models.cases import env_spec_of
+
+STREAMING = ("--algo=PPO", "--ppo_epochs=1", "--num_batches_per_iteration=1", "--normalize_advantages=off")
+PLACE = Rank(1, 2, 1, 2, "10.0.0.1", 4000, "3")
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def flags(*words: str, algo: str = "APPO") -> Config:
+    return parse_train(["--env=CartPole-v1", f"--algo={algo}", "--preset=none", "--num_learners=2", *words])
+
+
+def test_the_place_is_read_from_the_launchers_variables() -> None:
+    assert Rank.of({}) is None
+    assert Rank.of({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert Rank.of(PLACE.variables()) == PLACE
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"TORCHELASTIC_USE_AGENT_STORE": ""}, "no launcher keeps a store: start with torchrun"),
+        ({"LOCAL_RANK": "x"}, "what torchrun sets this is wrong"),
+    ],
+)
+def test_variables_that_no_launcher_sets_are_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Rank.of({**PLACE.variables(), **change})
+
+
+def test_the_launcher_decides_the_number_of_learners() -> None:
+    assert given_ranks({"env": "x"}, None) == {"env": "x"}
+    assert given_ranks({"env": "x"}, PLACE) == {"env": "x", "num_learners": 2}
+    with pytest.raises(UsageError, match="--num_learners=3: the launcher has started 2 ranks"):
+        given_ranks({"num_learners": 3}, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("algo", "words", "expected"),
+    [
+        ("APPO", ["--batch_size=256"], {"batch_size": 128, "microbatch_size": 0}),
+        ("APPO", ["--batch_size=256", "--microbatch_size=64"], {"batch_size": 128, "microbatch_size": 64}),
+        ("APPO", ["--batch_size=256", "--microbatch_size=128"], {"batch_size": 128, "microbatch_size": 0}),
+        ("PPO", [], {"batch_size": 32, "num_batches_per_iteration": 32}),
+        (
+            "APEX",
+            ["--replay_capacity=1001", "--learning_starts=100", "--max_weight_sync_delay=9"],
+            {"batch_size": 256, "replay_capacity": 500, "learning_starts": 50, "max_weight_sync_delay": 4},
+        ),
+    ],
+)
+def test_a_rank_takes_its_share(algo: str, words: list[str], expected: dict[str, int]) -> None:
+    config = flags(*words, algo=algo)
+    shared = share_of(config, PLACE)
+    assert {name: getattr(shared.learning, name) for name in expected} == expected
+    assert share_of(config, None) is config
+    assert replace(shared, learning=config.learning) == config
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "--batch_size=128 cannot be divided among --num_learners=3"),
+        (8, "--num_learners=8 divides --batch_size=128, and then: --batch_size=16 is not a multiple of --rollout=32"),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_is_refused(size: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        share_of(flags("--batch_size=128"), replace(PLACE, size=size))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_policies=2"], "--num_policies=2 does not go with --num_learners=2"),
+        (["--lockstep"], "--lockstep does not go with --num_learners=2"),
+        (["--algo=A3C", "--device=cpu"], "are for APPO, PPO and APEX, not --algo=A3C"),
+        (["--algo=examples.spo:SPO"], "are for APPO, PPO and APEX, not --algo=examples.spo:SPO"),
+        (["--algo=APEX", "--save_replay"], "--save_replay does not go with --num_learners=2"),
+        (["--output=x"], "--output does not go with --num_learners=2"),
+        (
+            [*STREAMING, "--batch_size=512", "--microbatch_size=256"],
+            "--microbatch_size=256, by which batches stream, does not go with --num_learners=2",
+        ),
+    ],
+)
+def test_flags_that_several_learners_do_not_support_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_train(["--env=CartPole-v1", "--preset=none", "--num_learners=2", *words])
+
+
+def test_programs_train_with_one_learner() -> None:
+    with pytest.raises(UsageError, match="num_learners=2 is for the command appo train"):
+        Training(env="CartPole-v1", num_learners=2)
+
+
+def test_seeds_follow_the_rank_except_for_the_first_weights() -> None:
+    def plan(rank: Rank | None, starts: int = 1) -> RunPlan:
+        topology = Topology("serial", 1, 1, 1, 1, 1, rows=1, rollout=8)
+        return RunPlan(Config(), env_spec_of(), (), topology, Budget(1), "cpu", 7, rank=rank, starts=starts)
+
+    def drawn(plan: RunPlan, branch: str) -> list[int]:
+        return np.asarray(plan.seeds(branch, 0).generate_state(4)).tolist()
+
+    alone, first, second = plan(None), plan(replace(PLACE, number=0)), plan(PLACE)
+    assert drawn(alone, "group") == drawn(first, "group")
+    assert drawn(alone, "model") == drawn(second, "model")
+    assert drawn(alone, "group") != drawn(second, "group") != drawn(plan(PLACE, 2), "group")

@@ -1,0 +1,197 @@
+"""The group of learners: rounds, counts, and what happens when ranks go and come. Ranks are threads here."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from appo.algorithms.runtime.learning import rank_group, rank_store
+from appo.algorithms.runtime.learning.batches import GroupBroken
+from appo.algorithms.runtime.learning.rank_group import COUNTED, RankGroup
+from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.runtime.ranks import Rank
+from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
+
+
+@dataclass
+class FakeLearner:
+    """Weights that are a number, and a float64 vector beside them."""
+
+    value: float
+    updates: int = 0
+
+    def state(self) -> LearnerState:
+        vectors = {"weights": np.full(3, self.value, np.float32), "statistics": np.full(2, 10 * self.value)}
+        return LearnerState(vectors, {"version": 1, "updates": self.updates, "generator": f"of {self.value}"})
+
+
+@dataclass
+class FakeMember:
+    learner: FakeLearner
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    taken: list[dict[str, Any]] = field(default_factory=list)
+
+    def go_on_from(self, state: LearnerState) -> None:
+        assert state.vectors["statistics"][0] == 10 * state.vectors["weights"][0]
+        self.learner.value = float(state.vectors["weights"][0])
+        self.taken.append(dict(state.meta))
+
+
+class Ranks:
+    """Groups that are formed and used by a thread each."""
+
+    def __init__(self, size: int) -> None:
+        self.store = rank_store.serve()
+        self.size, self.pool = size, ThreadPoolExecutor(size)
+        self.members = [FakeMember(FakeLearner(1.0)) for _ in range(size)]
+        self.groups = [self.new(number) for number in range(size)]
+
+    def new(self, number: int) -> RankGroup:
+        return RankGroup(Rank(number, self.size, port=self.store.port), torch.device("cpu"))
+
+    def each(self, function: Callable[[int], Any], ranks: Iterator[int] | range | list[int]) -> list[Any]:
+        return list(self.pool.map(function, ranks))
+
+    def form(self, ranks: list[int]) -> None:
+        def until_ready(rank: int) -> None:
+            while not self.groups[rank].ready(self.members[rank]):
+                threading.Event().wait(0.001)
+
+        self.each(until_ready, ranks)
+
+    def round(self, ranks: list[int], progress: float = 0.0) -> list[float | None]:
+        return self.each(lambda r: self.groups[r].begin(self.members[r].totals, progress + r, with_batch=True), ranks)
+
+    def sum(self, ranks: list[int]) -> list[float]:
+        def add(rank: int) -> float:
+            x = torch.tensor([float(10**rank)])
+            self.groups[rank].add_up(x)
+            return x.item()
+
+        return self.each(add, ranks)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "WINDOW_SECONDS", 0.05)
+    monkeypatch.setattr(rank_group, "LOOK_SECONDS", 0.0)
+
+
+def count(member: FakeMember, steps: int) -> None:
+    for name in COUNTED:
+        member.totals[name] += steps
+
+
+def test_a_round_adds_up_and_counts_all() -> None:
+    ranks = Ranks(3)
+    ranks.form([0, 1, 2])
+    assert [member.taken for member in ranks.members] == [[], [], []]  # equal weights: nothing to take over
+    for rank, member in enumerate(ranks.members):
+        count(member, 5 + rank)
+    assert ranks.round([0, 1, 2], 0.5) == [1.5, 1.5, 1.5]  # the mean of 0.5, 1.5 and 2.5
+    assert {group.totals["samples"] for group in ranks.groups} == {18}
+    assert ranks.sum([0, 1, 2]) == [111.0, 111.0, 111.0]
+
+
+def test_the_first_group_takes_over_the_state_of_a_resumed_rank() -> None:
+    ranks = Ranks(2)
+    ranks.members[0].learner = FakeLearner(7.0, updates=40)
+    count(ranks.members[0], 1000)  # as the checkpoint says
+    count(ranks.members[1], 64)  # a batch of other weights, which is dropped
+    ranks.form([0, 1])
+    assert ranks.members[1].learner == FakeLearner(7.0, 40)
+    assert [taken["updates"] for taken in ranks.members[1].taken] == [40]
+    assert "of 7.0" not in json.dumps(ranks.members[1].taken)  # random numbers stay its own
+    ranks.round([0, 1])
+    assert {group.totals["env_steps"] for group in ranks.groups} == {1000}
+    count(ranks.members[1], 10)
+    ranks.round([0, 1])
+    assert {group.totals["env_steps"] for group in ranks.groups} == {1010}
+
+
+def test_survivors_go_on_and_a_new_rank_takes_over_their_state() -> None:
+    ranks = Ranks(3)
+    ranks.form([0, 1, 2])
+    for member in ranks.members:
+        count(member, 10)
+    ranks.round([0, 1, 2])
+    ranks.groups[2]._close()  # as the kernel closes the connections of a process that is killed
+    with pytest.raises(GroupBroken):
+        ranks.sum([0, 1])
+    for rank in (0, 1):
+        ranks.groups[rank].broken(GroupBroken("closed"))
+        ranks.members[rank].learner = FakeLearner(2.0, 5)
+    ranks.form([0, 1])
+    count(ranks.members[0], 10)
+    ranks.round([0, 1])
+    assert ranks.sum([0, 1]) == [11.0, 11.0]
+    assert {ranks.groups[rank].totals["samples"] for rank in (0, 1)} == {40}  # what rank 2 had counted stays counted
+
+    ranks.members[2], ranks.groups[2] = FakeMember(FakeLearner(1.0)), ranks.new(2)  # started again
+    count(ranks.members[2], 64)
+    assert not ranks.groups[2].ready(ranks.members[2])  # waits to be let in
+    assert ranks.round([0, 1]) == [None, None]  # instead of a round, the group forms anew
+    ranks.form([0, 1, 2])
+    assert ranks.members[2].learner == FakeLearner(2.0, 5)
+    count(ranks.members[2], 1)
+    ranks.round([0, 1, 2])
+    assert {group.totals["samples"] for group in ranks.groups} == {41}
+
+
+def test_the_rank_that_is_furthest_is_taken_over() -> None:
+    """A sum that succeeds on one rank and fails on the other leaves them a step apart."""
+    ranks = Ranks(2)
+    ranks.form([0, 1])
+    ranks.groups[1]._done += 1
+    ranks.members[1].learner = FakeLearner(3.0, 1)
+    for group in ranks.groups:
+        group.broken(GroupBroken("half of a sum"))
+    ranks.form([0, 1])
+    assert ranks.members[0].learner == FakeLearner(3.0, 1)
+    ranks.members[0].learner = FakeLearner(1.5, 1)  # a rollback
+    ranks.groups[0].lead()
+    assert ranks.round([0, 1]) == [None, None]
+    ranks.form([0, 1])
+    assert ranks.members[1].learner == FakeLearner(1.5, 1)
+
+
+def test_a_rank_without_a_batch_is_asked_for_after_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "SHORTEST_PATIENCE", 0.0)
+    monkeypatch.setattr(rank_group, "ASK_SECONDS", 0.0)
+    ranks = Ranks(2)
+    ranks.form([0, 1])
+    assert not ranks.groups[1].is_awaited()
+    begun = ranks.pool.submit(ranks.groups[0].begin, ranks.members[0].totals, 0.0, with_batch=True)
+    while not ranks.groups[1].is_awaited():
+        pass
+    ranks.groups[1].begin(ranks.members[1].totals, 0.0, with_batch=False)
+    assert begun.result(HANG_SECONDS) == 0.0
+
+
+def test_rank_0_ends_the_run_of_all() -> None:
+    ranks = Ranks(2)
+    ranks.form([0, 1])
+    ranks.groups[0].leave()
+    assert not ranks.groups[1].is_awaited()
+    assert ranks.groups[1].over
+    assert not ranks.groups[1].ready(ranks.members[1])
+
+
+def test_an_interface_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = rank_store.serve()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(UsageError, match=r"rank 1: GLOO_SOCKET_IFNAME=eth77: .*; there are .*lo"):
+        rank_store.device_to(Rank(1, 2, port=store.port))
+
+
+def test_a_store_that_nobody_keeps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_store, "FIND_SECONDS", 0.0)
+    with pytest.raises(UsageError, match=r"rank 1: nothing answers at MASTER_ADDR=127.0.0.1 MASTER_PORT=9: "):
+        rank_store.client_of(Rank(1, 2, port=9), "x")
