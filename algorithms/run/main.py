@@ -1,6 +1,7 @@
 """One run, from its flags to its end: memory, queues and processes. Start reading here."""
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -328,8 +329,11 @@ class Run:
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
+        planned = found.planned
+        if self.config.sampling.ray:  # a single process has no place for the bridge
+            planned = replace(planned, sampling=replace(planned.sampling, inference=self.placement))
         plan = choose(
-            found.costs, found.planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
+            found.costs, planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
         )
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
@@ -364,8 +368,9 @@ class Run:
         limits = Limits.of_flags(sampling, in_segments=blueprint.in_segments)
         recorder = CrashRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
-        count = progress.collected if sampling.sampler_only else progress.trained
-        stalls = StallWatch(progress, count, PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds)
+        count = progress.collected if sampling.sampler_only or topology.is_remote else progress.trained
+        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
+        stalls = StallWatch(progress, count, math.inf if topology.is_remote else patience)  # the head may pause
         return Processes(supervisor, topology, stalls, start, self.signals, sampling.max_parallel_starts)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:

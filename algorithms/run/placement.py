@@ -106,7 +106,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
     step.
     """
     wanted = config.sampling.inference
-    if config.algorithm.whole_rollouts:
+    if config.algorithm.whole_rollouts or (config.sampling.ray and wanted == "auto" and device == "cpu"):
         return "local"
     if wanted != "auto":
         return cast(Placement, wanted)  # one of the choices of the flag
@@ -158,6 +158,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         colocated=s.gpu_colocate,
         num_past=past_slots(config.population, config.env.env, num_agents),
         writes=bool(config.output.output),
+        # Slots of one more macro batch; the slots on other machines bound what waits there.
+        bridged=-(-columns // (rows * slots)) if s.ray else 0,
     )
     if sampling.placement != "serial" and not config.repeatable:
         apart = config.algorithm.processes(learning)
