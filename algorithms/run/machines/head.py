@@ -1,15 +1,19 @@
 """The head of a run with several machines: a run whose bridge brings trajectories of the machines of a Ray cluster."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.machines.cluster import Cluster, check_machines, cluster_of
+from appo.algorithms.run.machines.forecast import GIGABIT, Forecast, sample_bytes
 from appo.algorithms.run.machines.ray_wire import RayWire
 from appo.algorithms.run.machines.same import user_modules, versions
 from appo.algorithms.run.main import Run
+from appo.algorithms.run.placement import Sampling
 from appo.algorithms.run.plan import seed_of
+from appo.algorithms.run.tuning.measure import Measurement
 from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.machines.bridge import BridgePlan, BridgeWorker
 from appo.algorithms.runtime.machines.packing import SlotPacking
@@ -20,6 +24,10 @@ from appo.algorithms.runtime.processes.pool import Workers
 from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.roles import BRIDGE
 from appo.algorithms.runtime.runner import Runner
+from appo.algorithms.runtime.topology import Topology
+from appo.utils.metrics import short_number
+
+log = logging.getLogger(__name__)
 
 
 def kind_of(config: Config) -> type[Run]:
@@ -83,10 +91,21 @@ class HeadRun(Run):
         check_machines(self.config)
         super()._check_names()
 
+    def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+        self.costs = found.costs
+        return super()._sampling(found, blueprint)
+
     def _start(self, stack: ExitStack) -> Runner:
         self.cluster = stack.enter_context(cluster_of(self.config.sampling.ray, self.janitor, self.signals))
         return super()._start(stack)
 
     def _workers(self, blueprint: Blueprint, arena: Arena) -> Workers:
         assert isinstance(blueprint, HeadBlueprint)
+        nbytes = sample_bytes(blueprint.fields(), blueprint.topology)
+        wire = GIGABIT / nbytes
+        text = f"1 Gbit/s carries {short_number(wire)} samples/s"
+        if self.costs is not None:
+            agents = blueprint.spec.num_agents
+            text = Forecast.of(self.costs, self.sampling, self.config, agents, self.cores, wire).line()
+        log.info("--ray: %.0f bytes a sample: %s", nbytes, text)
         return super()._workers(replace(blueprint, cluster=self.cluster), arena)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from appo.algorithms.run.machines.cluster import Cluster
@@ -101,7 +102,7 @@ class RayWire:
         self._failures: dict[str, tuple[int, float]] = {}  # node -> failures, monotonic time of the next attempt
         self._look_due = time.monotonic() + LOOK_SECONDS
         self._version, self._checksum, self._weights = 0, 0, None
-        self.ray = _connect(cluster, modules)
+        self.ray = connect(cluster, modules)
         while not ring.published:  # the learner starts at the same time
             time.sleep(0.01)
         self._gather(time.monotonic() + patience_seconds + PREPARE_SECONDS)
@@ -199,20 +200,16 @@ class RayWire:
             log.warning("not ready, training begins without: %s", names, extra=SHOWN)
 
     def _free_nodes(self, now: float) -> Iterator[tuple[str, str, int]]:
-        """Yield id, name and cores of the living nodes without a machine."""
-        here, used = self.ray.get_runtime_context().get_node_id(), {link.node for link in self.links.values()}
-        for node in self.ray.nodes():
-            name, cores = node["NodeID"], int(node["Resources"].get("CPU", 0))
-            is_wanted = node["Alive"] and cores > 0 and name not in used
-            if is_wanted and (self.cluster.is_local or name != here) and now >= self._failures.get(name, (0, 0.0))[1]:
-                yield name, node["NodeManagerAddress"], cores
+        """Yield id, address and cores of the nodes without a machine, unless a failure was a moment ago."""
+        used = {link.node for link in self.links.values()}
+        for node, address, cores in nodes_of(self.ray, self.cluster):
+            if node not in used and now >= self._failures.get(node, (0, 0.0))[1]:
+                yield node, address, cores
 
     def _join(self, node: str, address: str, cores: int) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         number = next(self._numbers)
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        remote = self.ray.remote(num_cpus=cores, scheduling_strategy=place, concurrency_groups=GROUPS)(Machine)
+        options = {"num_cpus": cores, "scheduling_strategy": on_node(node), "concurrency_groups": GROUPS}
+        remote = self.ray.remote(**options)(Machine)
         link = Link(number, node, f"{number} ({address})", remote.remote())
         self.links[number] = link
         own = {"actors": self.request["actors"] or cores, "seed": (self.request["seed"] + number + 1) % 2**63}
@@ -277,7 +274,21 @@ class RayWire:
         return self._version, self._checksum, self._weights
 
 
-def _connect(cluster: Cluster, modules: list[str]) -> Any:
+def nodes_of(ray: Any, cluster: Cluster) -> Iterator[tuple[str, str, int]]:
+    """Yield id, address and cores of the living nodes that may play: in a cluster of machines, all but this one."""
+    here = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        cores = int(node["Resources"].get("CPU", 0))
+        if node["Alive"] and cores > 0 and (cluster.is_local or node["NodeID"] != here):
+            yield node["NodeID"], node["NodeManagerAddress"], cores
+
+
+def on_node(node: str) -> Any:
+    """Return Ray's option that binds a task or an actor to a node."""
+    return import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def connect(cluster: Cluster, modules: list[str]) -> Any:
     """Connect this process to the cluster; return the module `ray` (UsageError: no such cluster)."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if cluster.token_path:
