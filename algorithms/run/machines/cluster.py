@@ -17,7 +17,7 @@ from typing import NamedTuple
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
 from appo.envs.given import is_given
-from appo.utils.errors import ResourceError, UsageError
+from appo.utils.errors import PACKAGE, ResourceError, UsageError
 from appo.utils.system.machine import available_cores
 from appo.utils.system.signal_watch import SignalWatch
 
@@ -80,13 +80,14 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
     # In /tmp, as the path of a socket may have 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="appo-ray-", dir="/tmp"))
     janitor.watch(folder)
-    token = folder / "token"
-    token.touch(mode=0o600)
+    token = folder / "token"  # in a folder that only this user can read
     token.write_text(secrets.token_hex(32))
     number = int(given[len(LOCAL) :])
     cores = max(1, available_cores() // number)
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
     environment = {
         **os.environ,
+        "PYTHONPATH": path,
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -96,30 +97,28 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
         "RAY_worker_niceness": "0",  # 15 would starve machines beside the learner
     }
     command = [sys.executable, "-m", "appo.algorithms.run.machines.local_nodes", str(number), str(cores)]
-    with (folder / "nodes.log").open("wb") as output:
-        nodes = subprocess.Popen(  # noqa: S603 (our own module)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            env=environment,
-            process_group=0,
-        )
+    errors, pipe = tempfile.TemporaryFile(), subprocess.PIPE  # noqa: SIM115 (as long as the nodes)
+    nodes = subprocess.Popen(  # noqa: S603 (our own module)
+        command, stdin=pipe, stdout=pipe, stderr=errors, env=environment, process_group=0
+    )
     janitor.watch(nodes.pid)
     assert nodes.stdin is not None
+    assert nodes.stdout is not None
     try:
-        assert nodes.stdout is not None
         deadline = time.monotonic() + START_SECONDS
         while not select.select([nodes.stdout], [], [], POLL_SECONDS)[0] and time.monotonic() < deadline:
             signals.check()
         os.set_blocking(nodes.stdout.fileno(), False)
         address = (nodes.stdout.readline() or b"").decode().strip()
         if not address:
-            lines = (folder / "nodes.log").read_text(errors="replace").splitlines()
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").splitlines()
             raise ResourceError(f"Ray's nodes do not start: {lines[-1] if lines else 'no message'}")
         yield Cluster(address, str(token), is_local=True)
     finally:
         nodes.stdin.close()  # ends the nodes
+        nodes.stdout.close()
+        errors.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             nodes.wait(END_SECONDS)
         kill_group(nodes.pid)

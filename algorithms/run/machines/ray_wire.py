@@ -40,6 +40,7 @@ PREPARE_SECONDS = 60.0
 """Time for a Ray actor to start and load packages, beside the limit of the environment."""
 
 END_SECONDS = 1.2
+MISSING = " is missing"  # a package
 GROUPS = {"up": 1, "down": 1}
 """Threads of the Ray actor: one packs slots, another takes weights and releases."""
 
@@ -190,10 +191,13 @@ class RayWire:
         while waiting and time.monotonic() < deadline:
             while self._inbox:
                 number, _, future = self._inbox.popleft()
-                link = waiting.pop(number)
-                if error := future.exception():
-                    raise UsageError(f"machine {link.name}: {_cause(error)}")
-                self._note_ready(link, future.result(), must=True)
+                link, error = waiting.pop(number), future.exception()
+                if error is None:
+                    self._note_ready(link, future.result(), must=True)
+                elif MISSING in (why := _cause(error)):
+                    raise UsageError(f"machine {link.name}: {why}")
+                else:  # died, which may be chance
+                    self._lose(link, why)
             time.sleep(0.05)
         if waiting:
             names = ", ".join(link.name for link in waiting.values())
@@ -311,6 +315,6 @@ def _cause(error: BaseException) -> str:
     """Return one line about an error of Ray; the texts of Ray contain tracebacks."""
     text = str(error)
     if missing := re.search(r"No module named '([\w.]+)'", text):
-        return f"package {missing[1].partition('.')[0]} is missing"
+        return f"{missing[1].partition('.')[0]}{MISSING}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[0] if lines else type(error).__name__)[:300]

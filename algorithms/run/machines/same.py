@@ -18,8 +18,8 @@ MISSING = ""
 
 def versions(env: str) -> dict[str, str]:
     """Return the versions of Python, and of the packages that acting in an environment uses; "": not installed."""
-    families = [family.package for family in FAMILIES if family.has_id(env.rpartition(":")[2])]
-    found = {name: _version(name) for name in (*EVERYWHERE, *families)}
+    used = [family.package for family in FAMILIES if family.has_id(env.rpartition(":")[2])]
+    found = {package: _version(package) for package in (*EVERYWHERE, *used)}
     major, minor, _ = platform.python_version_tuple()
     return {"python": f"{major}.{minor}", **found}
 
@@ -36,7 +36,11 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     for name, version in ours.items():
         there = theirs.get(name, MISSING)
         if version not in (MISSING, there):
-            return f"{name} {version} is missing" if there == MISSING else f"{name} is {there} in place of {version}"
+            return (
+                f"{name} {version} is missing".replace(" found", "")
+                if there == MISSING
+                else f"{name} is {there} in place of {version}"
+            )
     return ""
 
 
