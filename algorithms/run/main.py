@@ -329,11 +329,8 @@ class Run:
         def memory(sampling: Sampling) -> int:
             return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
 
-        planned = found.planned
-        if self.config.sampling.ray:  # a single process has no place for the bridge
-            planned = replace(planned, sampling=replace(planned.sampling, inference=self.placement))
         plan = choose(
-            found.costs, planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
+            found.costs, found.planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
         )
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))

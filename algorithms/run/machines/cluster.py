@@ -1,4 +1,4 @@
-"""The cluster of `--ray`: an existing one, or nodes on this machine that end with the run."""
+"""The cluster of `--ray`: an existing cluster, or nodes on the head, started and ended by the run."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
     Attributes:
         address: address of the cluster, or `auto`.
         token_path: file of the token; empty: Ray's own sources.
-        is_local: whether all nodes are on this machine, which then all take part.
+        is_local: whether all nodes are on the head; then all nodes take part.
     """
 
     address: str
@@ -42,7 +42,7 @@ class Cluster(NamedTuple):
 
 
 def check_machines(config: Config) -> None:
-    """Refuse flags under which no trajectories of other machines can be used, and missing packages (UsageError)."""
+    """Refuse flags without a use for trajectories of machines, and missing packages (UsageError)."""
     sampling, algo, given = config.sampling, f"--algo={config.run.algo}", config.sampling.ray
     refused = {
         f"{algo} plays no environment": not config.algorithm.needs_actors,

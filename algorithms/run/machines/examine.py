@@ -23,10 +23,10 @@ ANSWER_SECONDS = 60.0
 def examine(
     config: Config, found: Measurement, cores: int, janitor: Janitor, signals: SignalWatch
 ) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text per finding, by what was measured on the head with so many cores.
+    """Yield a name and a text per finding, by the measurements on the head with its number of cores.
 
     Raises:
-        UsageError: flags contradict `--ray`, or no such cluster exists.
+        UsageError: flags contradict `--ray`, or no cluster answers.
     """
     check_machines(config)
     speeds: list[float] = []
@@ -69,5 +69,5 @@ def _speed(ray: Any, node: str) -> tuple[float, float]:
 
 
 def payload(nbytes: int) -> bytes:
-    """Return that many bytes."""
+    """Return a number of zero bytes."""
     return bytes(nbytes)

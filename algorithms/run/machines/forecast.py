@@ -1,4 +1,4 @@
-"""What several machines will bring: samples per second by measured costs, and the part that limits them."""
+"""A forecast for several machines: samples per second by measured costs, and the limiting part."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from appo.algorithms.runtime.topology import Topology
 from appo.utils.metrics import short_number
 
 GIGABIT = 117e6
-"""Bytes per second that Ethernet of 1 Gbit/s carries inside TCP."""
+"""Payload of TCP in bytes per second on Ethernet of 1 Gbit/s."""
 
 COUNTS = (1, 2, 4)
 """Numbers of machines in a forecast."""
@@ -29,10 +29,10 @@ class Forecast:
     """Samples per second of the parts of a run.
 
     Attributes:
-        here: of the head alone.
-        machine: that a machine with the cores of the head plays.
-        learner: that the learner trains.
-        wire: that the network carries to the head.
+        here: played and trained by the head alone.
+        machine: played by a machine with the cores of the head.
+        learner: trained by the learner.
+        wire: carried to the head by the network.
     """
 
     here: float
@@ -42,7 +42,7 @@ class Forecast:
 
     @classmethod
     def of(cls, costs: Costs, plan: Sampling, config: Config, num_agents: int, cores: int, wire: float) -> Self:
-        """Return the forecast by the costs that a start measures, and the samples per second of the network."""
+        """Return the forecast by the measured costs of a start, and the samples per second of the network."""
         envs = plan.num_envs_per_worker // plan.num_splits
         sample = (at(costs.env, envs) + at(costs.act, envs * num_agents)) / (envs * num_agents)
         return cls(
@@ -53,17 +53,17 @@ class Forecast:
         )
 
     def rate(self, machines: int) -> float:
-        """Return the samples per second with other machines beside the head."""
+        """Return the samples per second with a number of machines beside the head."""
         return min(self.learner, self.here + min(machines * self.machine, self.wire))
 
     def limit(self, machines: int) -> str:
-        """Return the part that limits a run of the head and other machines."""
+        """Return the limiting part of a run with a number of machines beside the head."""
         if self.rate(machines) == self.learner:
             return "the learner"
         return "the network" if self.wire < machines * self.machine else "the number of machines"
 
     def line(self) -> str:
-        """Return the forecast in one line."""
+        """Return the forecast as a line of text."""
         rates = ", ".join(short_number(self.rate(count)) for count in COUNTS)
         counts = ", ".join(map(str, COUNTS))
         return (

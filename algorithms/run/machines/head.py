@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def kind_of(config: Config) -> type[Run]:
-    """Return the class of the run that these flags ask for."""
+    """Return the class of the run for the flags."""
     return HeadRun if config.sampling.ray else Run
 
 
@@ -40,7 +40,7 @@ class HeadBlueprint(Blueprint):
     """A plan with a bridge.
 
     Attributes:
-        cluster: cluster that the bridge connects to.
+        cluster: cluster of the bridge.
     """
 
     cluster: Cluster | None = None
@@ -55,7 +55,7 @@ class HeadBlueprint(Blueprint):
         """Make the bridge; all machines of the cluster are ready then.
 
         Raises:
-            UsageError: no such cluster, or a machine lacks a package or has another environment.
+            UsageError: no cluster answers, or a machine lacks a package or has another environment.
         """
         t, config, seeds = self.topology, self.config, self.seeds(BRIDGE.name, plan.generation)
         assert self.cluster is not None

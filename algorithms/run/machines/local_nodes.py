@@ -1,4 +1,4 @@
-"""Ray nodes on this machine: `python -m appo.algorithms.run.machines.local_nodes NODES CORES`, until stdin ends."""
+"""Ray nodes on the head: `python -m appo.algorithms.run.machines.local_nodes NODES CORES`, until stdin ends."""
 
 import os
 import sys

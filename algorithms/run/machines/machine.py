@@ -50,14 +50,14 @@ HERE = {
     "tensorboard": False,
     "eval_every_sec": 0.0,
 }
-"""Flags of the run on a machine that differ from the flags on the head."""
+"""Flags of the run on a machine with values other than on the head."""
 
 
 class Remote(Run):
     """A run whose learners are on the head."""
 
     def begin(self, request: Mapping[str, Any]) -> tuple[Uplink, Processes]:
-        """Make environment, arena and workers, which are not started.
+        """Make environment, arena and workers; `Processes.start` starts the workers.
 
         Raises:
             UsageError: slots or weights have another layout than on the head.
@@ -92,9 +92,9 @@ class Remote(Run):
 
 
 class Machine:
-    """One actor machine, in the process of a Ray actor: a thread supervises the workers, other threads serve the wire.
+    """An actor machine in the process of a Ray actor: a thread supervises the workers, further threads serve the wire.
 
-    The kernel kills processes at the end of the thread that started them, so a single thread starts all.
+    The kernel kills processes at the end of the starting thread, so a single thread starts all processes.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Machine:
         self._thread: threading.Thread | None = None
 
     def prepare(self, request: str, version: int, expected: int, weights: bytes) -> str:
-        """Compare packages and environment with the head's, and start acting with these weights.
+        """Compare packages and environment with the head's, and start acting with the weights.
 
         Args:
             request: JSON with flags, seed, number of actors, versions and layout of the head.
@@ -124,7 +124,7 @@ class Machine:
         return ready.result()
 
     def take(self) -> bytes:
-        """Return a packet of slots, as soon as there is a slot."""
+        """Return a packet of slots, as soon as a slot is handed over."""
         assert self._uplink is not None
         return self._uplink.take(TAKE_SECONDS)
 
@@ -173,7 +173,7 @@ class Machine:
 
 
 def _config_of(wanted: Mapping[str, Any], folder: Path) -> Config:
-    """Return the flags of the run on this machine."""
+    """Return the flags of the run on the machine."""
     here = HERE | {
         "train_dir": str(folder),
         "num_workers": wanted["actors"],

@@ -25,13 +25,13 @@ from appo.utils.values import printable
 log = logging.getLogger(__name__)
 
 TAKES = 2
-"""Packets requested from a machine at a time: one is packed while another travels."""
+"""Packets requested from a machine at a time: the second is packed while the first travels."""
 
 WEIGHTS_SECONDS = 0.05
-"""Shortest time between two versions of weights for a machine that has nothing to release."""
+"""Shortest time between two versions of weights for a machine without releases."""
 
 LOOK_SECONDS = 2.0
-"""Time between two looks for machines that join."""
+"""Time between two looks for joining machines."""
 
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Time until a machine is used again after a failure, by the number of failures."""
@@ -42,7 +42,7 @@ PREPARE_SECONDS = 60.0
 END_SECONDS = 1.2
 MISSING = " is missing"  # a package
 GROUPS = {"up": 1, "down": 1}
-"""Threads of the Ray actor: one packs slots, another takes weights and releases."""
+"""Threads of the Ray actor: the first packs slots, the second takes weights and releases."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Link:
     """The connection to one machine.
 
     Attributes:
-        number: number of the machine, another one after every failure.
+        number: number of the machine, a new number after every failure.
         node: Ray's id of the node.
         name: name for people.
         actor: Ray's handle of the `Machine`.
@@ -73,18 +73,18 @@ class Link:
 
 
 class RayWire:
-    """All actor machines of a cluster, see `Wire`. The Ray actors end with this process.
+    """All actor machines of a cluster, see `Wire`. The Ray actors end with the process of the bridge.
 
     Args:
         cluster: cluster to connect to.
         request: see `Machine.prepare`; each machine gets `actors` and `seed`.
-        modules: files of the user's modules, which travel to all machines.
+        modules: files of the user's modules, for all machines.
         ring: published weights of the learner.
-        wake: function that wakes the bridge; any thread may call it.
+        wake: function that wakes the bridge, for any thread.
         patience_seconds: longest time for a machine to make the environment.
 
     Raises:
-        UsageError: no such cluster, or a machine lacks a package or has another environment.
+        UsageError: no cluster answers, or a machine lacks a package or has another environment.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RayWire:
         self._gather(time.monotonic() + patience_seconds + PREPARE_SECONDS)
 
     def begin(self) -> None:
-        """Ask all machines for packets, and log how many there are."""
+        """Ask all machines for packets, and log their number."""
         self._begun = True
         ready = [link for link in self.links.values() if link.is_ready]
         log.warning("%d machines act: %s", len(ready), ", ".join(link.name for link in ready), extra=SHOWN)
@@ -123,7 +123,7 @@ class RayWire:
         return bool(self._inbox) or now >= self._look_due or any(self._is_due(one, now) for one in self.links.values())
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Yield packets, and note all else that has arrived."""
+        """Yield packets, and note all further arrivals."""
         while self._inbox:
             number, kind, future = self._inbox.popleft()
             link = self.links.get(number)
@@ -149,12 +149,12 @@ class RayWire:
             link.releases.append((slot, sequence))
 
     def drop(self, machine: int, why: str) -> None:
-        """End a machine, which gets another chance later."""
+        """End a machine; the node gets another machine later."""
         if link := self.links.get(machine):
             self._lose(link, why)
 
     def work(self) -> None:
-        """Send what is due, and start machines that have joined."""
+        """Send due weights and releases, and start machines on new nodes."""
         now = time.monotonic()
         for link in self.links.values():
             if self._is_due(link, now):
@@ -165,7 +165,7 @@ class RayWire:
                 self._join(node, name, cores)
 
     def close(self) -> Iterator[tuple[int, bytes]]:
-        """End all machines; yield the last packets of machines that answer in time."""
+        """End all machines; yield the last packets, as far as they arrive in time."""
         ends = {link.actor.end.remote(): link for link in self.links.values() if link.is_ready}
         if ends:
             done, _ = self.ray.wait(list(ends), num_returns=len(ends), timeout=END_SECONDS)
@@ -260,7 +260,7 @@ class RayWire:
         return link.is_ready and not link.is_giving and (bool(link.releases) or is_old)
 
     def _give(self, link: Link, now: float) -> None:
-        """Send releases, with the newest weights unless the machine has them."""
+        """Send releases, with the newest weights if new to the machine."""
         version, expected, weights = self._newest()
         new = version > link.version
         sent = (version, expected, weights) if new else (0, 0, b"")
@@ -279,7 +279,7 @@ class RayWire:
 
 
 def nodes_of(ray: Any, cluster: Cluster) -> Iterator[tuple[str, str, int]]:
-    """Yield id, address and cores of the living nodes that may play: in a cluster of machines, all but this one."""
+    """Yield id, address and cores of the living nodes for machines: all nodes but the head's, unless all are local."""
     here = ray.get_runtime_context().get_node_id()
     for node in ray.nodes():
         cores = int(node["Resources"].get("CPU", 0))
@@ -288,12 +288,12 @@ def nodes_of(ray: Any, cluster: Cluster) -> Iterator[tuple[str, str, int]]:
 
 
 def on_node(node: str) -> Any:
-    """Return Ray's option that binds a task or an actor to a node."""
+    """Return Ray's option for a task or an actor on a node."""
     return import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def connect(cluster: Cluster, modules: list[str]) -> Any:
-    """Connect this process to the cluster; return the module `ray` (UsageError: no such cluster)."""
+    """Connect the process to the cluster; return the module `ray` (UsageError: no cluster answers)."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if cluster.token_path:
         os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path
@@ -312,7 +312,7 @@ def connect(cluster: Cluster, modules: list[str]) -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """Return one line about an error of Ray; the texts of Ray contain tracebacks."""
+    """Return a line about an error of Ray, whose texts contain tracebacks."""
     text = str(error)
     if missing := re.search(r"No module named '([\w.]+)'", text):
         return f"{missing[1].partition('.')[0]}{MISSING}"

@@ -1,4 +1,4 @@
-"""The same environment everywhere: package versions of a machine, and the user's modules that travel to machines."""
+"""The same environment everywhere: package versions of a machine, and the user's modules for machines."""
 
 import contextlib
 import importlib.util
@@ -17,7 +17,7 @@ MISSING = ""
 
 
 def versions(env: str) -> dict[str, str]:
-    """Return the versions of Python, and of the packages that acting in an environment uses; "": not installed."""
+    """Return the versions of Python, and of the packages for acting in an environment; "": not installed."""
     used = [family.package for family in FAMILIES if family.has_id(env.rpartition(":")[2])]
     found = {package: _version(package) for package in (*EVERYWHERE, *used)}
     major, minor, _ = platform.python_version_tuple()
@@ -45,7 +45,7 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def user_modules(config: Config) -> list[str]:
-    """Return files and packages of the user's modules that flags name, and that no installation contains."""
+    """Return files and packages of the user's modules named by flags, without installed packages."""
     flat = config.to_flat()
     names = [name for value in map(flat.get, NAMED) for name in (value if isinstance(value, list) else [value])]
     places: dict[str, None] = {}

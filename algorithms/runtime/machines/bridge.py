@@ -1,4 +1,4 @@
-"""The bridge: owns slots on the head as an actor does, and fills the slots with trajectories of other machines."""
+"""The bridge: owns slots on the head as an actor does, and fills the slots with trajectories of machines."""
 
 import time
 from collections import deque
@@ -29,39 +29,39 @@ REPORT_SECONDS = 1.0
 
 
 class Wire(Protocol):
-    """The connection to all actor machines. A machine that comes again has another number."""
+    """The connection to all actor machines. A machine that comes again has a new number."""
 
     @property
     def ready(self) -> bool:
         """Return whether `receive` has a packet, or `work` something to send."""
 
     def begin(self) -> None:
-        """Ask every machine for packets, from now on also the machines that join."""
+        """Ask every machine for packets, from now on also joining machines."""
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Yield packets that have arrived, with the number of the machine."""
+        """Yield arrived packets, each with the number of the machine."""
 
     def ask(self, machine: int) -> None:
         """Ask a machine for another packet, after all slots of a packet have been copied."""
 
     def release(self, machine: int, slot: int, sequence: int) -> None:
-        """Note the release of a slot, for a machine that may be lost."""
+        """Note the release of a slot; the machine may be lost."""
 
     def drop(self, machine: int, why: str) -> None:
-        """End a machine that fails."""
+        """End a failing machine."""
 
     def work(self) -> None:
-        """Send releases and the newest weights, and look for machines that join."""
+        """Send releases and the newest weights, and look for joining machines."""
 
     def close(self) -> Iterator[tuple[int, bytes]]:
         """End all machines; yield their last packets."""
 
 
 class Arrival(NamedTuple):
-    """A slot that waits for a free slot of the bridge.
+    """A packed slot, waiting for a free slot of the bridge.
 
     Attributes:
-        is_last: whether the slot is the last of its packet.
+        is_last: whether the slot is the last of the packet.
     """
 
     machine: int
@@ -78,7 +78,7 @@ class BridgePlan:
         groups, slots: groups and slots of the bridge in the arena of the head.
         num_takers: see `GroupPlan.num_takers`.
         seed: seed of the draw of takers.
-        generation: number of earlier bridges in this run, whose machines are lost.
+        generation: number of earlier bridges in the run; the machines of earlier bridges are lost.
     """
 
     address: Address
@@ -90,15 +90,15 @@ class BridgePlan:
 
 
 class BridgeWorker:
-    """Copies slots of other machines into slots of its own groups, in a run of one policy.
+    """Copies slots of machines into slots of the bridge's groups, in a run with a single policy.
 
     A slot on a machine is released when the learner has released the copy. A machine therefore never fills more slots
-    than it has, and a learner that is slow makes all machines wait. No packet is requested while a slot of the last one
+    than exist there, and a slow learner makes all machines wait. No packet is requested while a slot of the last one
     waits for a free slot.
 
     Args:
         packing: packing of the slots of the head.
-        ring: weights of the learner, of which the newest version bounds the versions of steps.
+        ring: weights of the learner; the newest version bounds the versions of steps.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class BridgeWorker:
             yield self._report()
 
     def _note(self, machine: int, data: bytes) -> Iterator[Message]:
-        """Queue the slots of a packet, and pass its reports on."""
+        """Queue the slots of a packet, and pass the reports on."""
         try:
             packet = decode(data)
         except BadPacket as error:

@@ -17,10 +17,10 @@ MOST_TEXTS, LONGEST_TEXT = 20, 4000
 
 
 class PackedSlot(NamedTuple):
-    """A slot on its way.
+    """A slot on the way.
 
     Attributes:
-        slot, sequence: number and hand-over of the slot on its machine, which the release names.
+        slot, sequence: number and hand-over of the slot on the machine, for the release.
         content: result of `SlotPacking.pack`.
     """
 
@@ -37,7 +37,7 @@ class Packet(NamedTuple):
         episodes: reports about episodes since the last packet.
         counts: totals of the machine's actors: episodes, rebuilds, restarts.
         warnings: texts for the log.
-        failure: cause of the machine's end; empty while it works.
+        failure: cause of the machine's end; empty for a working machine.
     """
 
     slots: tuple[PackedSlot, ...] = ()
@@ -61,7 +61,7 @@ def encode(packet: Packet) -> bytes:
 
 
 def decode(data: bytes) -> Packet:
-    """Return the packet in these bytes (BadPacket: anything else)."""
+    """Return the packet in the bytes (BadPacket: no packet)."""
     try:
         magic, length = _HEAD.unpack_from(data)
         if magic != MAGIC or length > LARGEST_HEADER:

@@ -1,4 +1,4 @@
-"""A slot as one contiguous buffer, for the way to another machine, and the checks of a buffer that arrives."""
+"""A slot as one contiguous buffer, for the way to another machine, and the checks of an arriving buffer."""
 
 import json
 from importlib import import_module
@@ -16,7 +16,7 @@ AFTER = ("policy_version", "rnn_state")
 
 
 class BadPacket(AppoError):
-    """Bytes from another machine are no trajectories of this run."""
+    """Bytes from a machine are no trajectories of the run."""
 
 
 class SlotPacking:
@@ -24,13 +24,13 @@ class SlotPacking:
 
     Args:
         trajectories: shared arrays of the slots.
-        action: parts of an action, whose choices are checked.
+        action: parts of an action, for the check of choices.
         num_policies: number of policies in the run.
         compression: `lz4` or `off`.
 
     Attributes:
         nbytes: size of a slot without compression.
-        layout: names, shapes and types of the fields as text; two machines with equal layouts understand each other.
+        layout: names, shapes and types of the fields as text, equal on head and machines.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SlotPacking:
         self._lz4: Any = import_module("lz4.block") if compression == "lz4" else None
 
     def pack(self, slot: int) -> bytes:
-        """Return the contents of a slot in one buffer."""
+        """Return the contents of a slot in a single buffer."""
         buffer = np.empty(self.nbytes, np.uint8)
         for name, array in self.fields.items():
             buffer[self._places[name]] = array[slot].reshape(-1).view(np.uint8)
@@ -62,7 +62,7 @@ class SlotPacking:
         return packed
 
     def unpack(self, data: bytes | memoryview, slot: int, version: int) -> None:
-        """Copy a buffer into a slot that this process owns.
+        """Copy a buffer into a slot owned by the process.
 
         Args:
             data: result of `pack` on a machine with an equal layout.
@@ -70,7 +70,7 @@ class SlotPacking:
             version: newest version of the weights; no step can be younger.
 
         Raises:
-            BadPacket: wrong size, or values that no actor writes; the slot then contains part of them.
+            BadPacket: wrong size, or values that no actor writes; the slot may then contain some of the values.
         """
         if self._lz4 is not None:
             try:
@@ -88,7 +88,7 @@ class SlotPacking:
         self._check(slot, version)
 
     def _check(self, slot: int, version: int) -> None:
-        """Refuse numbers by which code that reads the slot would index or count."""
+        """Refuse numbers that would break indexing or counting."""
         t = self.trajectories
         valid = t.valid[slot]
         limits: list[tuple[str, Array, float, float]] = [

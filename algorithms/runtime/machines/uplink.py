@@ -22,7 +22,7 @@ PACKET_BYTES = 4 << 20
 
 
 class Reports:
-    """Reports of the actors of a machine, collected by the thread that supervises them, until a packet takes them."""
+    """Reports of the actors of a machine, collected by the supervising thread until the next packet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Reports:
         self.failure = ""
 
     def add(self, message: Message) -> None:
-        """Add a report; other messages have no meaning on another machine."""
+        """Add a report; further kinds of messages have no meaning for the head."""
         with self._lock:
             match message:
                 case EpisodesDone():
@@ -46,7 +46,7 @@ class Reports:
                     self._warnings.append(f"{message.cause}; started again")
 
     def take(self, slots: tuple[PackedSlot, ...]) -> Packet:
-        """Return the packet of these slots and of all reports since the last."""
+        """Return a packet of slots, with all reports since the last packet."""
         with self._lock:
             sums = {n: sum(t.get(n, 0) for t in self._totals.values()) for n in ("episodes", "rebuilds")}
             packet = Packet(
@@ -62,12 +62,12 @@ class Reports:
 
 
 class Uplink:
-    """The place of the learner in a remote run, with one policy.
+    """The place of the learner in a remote run, with a single policy.
 
     Args:
         packing: packing of the slots in the arena.
-        bell: doorbell of the learner, which actors ring after a hand-over.
-        wake: function that wakes the actor with a slot.
+        bell: doorbell of the learner; actors ring after a hand-over.
+        wake: function from a slot; wakes the actor of the slot.
     """
 
     def __init__(self, arena: Arena, packing: SlotPacking, bell: Doorbell, wake: Callable[[int], None]) -> None:
@@ -77,7 +77,7 @@ class Uplink:
         self._waiting: deque[tuple[int, int]] = deque()
 
     def take(self, patience_seconds: float) -> bytes:
-        """Return a packet with the slots handed over; without any, wait a while for one."""
+        """Return a packet with the slots handed over; without a slot, wait a while."""
         self._look()
         if not self._waiting and patience_seconds and self.bell.wait(patience_seconds):
             self._look()
