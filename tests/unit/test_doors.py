@@ -135,7 +135,10 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.machines.packets": ({JSON}, "the door of packets: sizes, and each value checked"),
-    "appo.algorithms.run.machines.machine": ({JSON}, "a request of the head, which could run any code here"),
+    "appo.algorithms.run.machines.machine": (
+        {JSON, NAMES},
+        "a request of the head, which could run any code here; names of temporary folders",
+    ),
     "appo.algorithms.run.machines.ray_wire": ({JSON}, "the answer of a machine, of which a text is shown"),
     "appo.envs.loop.reward_shaping": ({JSON}, "a copy of what it has made"),
 }

@@ -5,6 +5,7 @@ The methods of `Machine` are the whole interface to the head. Arguments and resu
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from appo.utils.errors import AppoError, UsageError, text_of
 TAKE_SECONDS = 1.0  # longest wait for a slot; then a packet without slots brings reports
 STOP_SECONDS = 1.0
 POLL_SECONDS = 0.1
+PREFIX = "appo-machine-"
 HERE = {
     "experiments_root": "",
     "experiment": "machine",
@@ -144,7 +146,8 @@ class Machine:
     def _supervise(self, wanted: Mapping[str, Any], first: tuple[int, int, bytes], ready: "Future[str]") -> None:
         try:
             with contextlib.ExitStack() as stack:
-                folder = Path(tempfile.mkdtemp(prefix="appo-machine-"))
+                _remove_old_folders()
+                folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 _hide_main()
                 run = Remote(_config_of(wanted, folder))
@@ -181,6 +184,13 @@ def _config_of(wanted: Mapping[str, Any], folder: Path) -> Config:
         "set_workers_cpu_affinity": wanted["pinned"] and wanted["flags"]["set_workers_cpu_affinity"],
     }
     return Config.from_flat({**wanted["flags"], **here})
+
+
+def _remove_old_folders() -> None:
+    """Remove the folders of killed machines: Ray kills the children of a Ray actor, the janitor included."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        if not Path("/proc", folder.name.removeprefix(PREFIX).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _hide_main() -> None:
