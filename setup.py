@@ -28,6 +28,7 @@ TRACKIO = ["trackio>=0.20"]
 TUNE = ["optuna>=4.5"]
 MLFLOW = ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"]  # its default store is a file of sqlite
 LZ4 = ["lz4>=4.4"]
+RAY = ["ray>=2.55"]  # earlier versions lack the authentication by token
 DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -82,6 +83,7 @@ setup(
         "trackio": TRACKIO,
         "mlflow": MLFLOW,
         "lz4": LZ4,
+        "ray": RAY,
         "tune": TUNE,
         "dev": DEV + ONNX + LZ4 + TUNE + ["minari>=0.5.3"],
         "all": [package for packages in FAMILIES.values() for package in packages] + OFFLINE + VIDEO + PLOTS + LZ4,

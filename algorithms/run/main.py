@@ -1,6 +1,7 @@
 """One run, from its flags to its end: memory, queues and processes. Start reading here."""
 
 import logging
+import math
 import os
 import secrets
 import time
@@ -406,8 +407,9 @@ class Run:
         limits = Limits.of_flags(sampling, in_segments=blueprint.in_segments)
         recorder = CrashRecorder(topology, arena, self.config.run.incidents, asdict(self.config.env))
         supervisor = Supervisor(links, self.janitor, limits, start, progress.of, recorder)
-        count = progress.collected if sampling.sampler_only else progress.trained
-        stalls = StallWatch(progress, count, PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds)
+        count = progress.collected if sampling.sampler_only or topology.is_remote else progress.trained
+        patience = PATIENCE_SECONDS + sampling.decorrelate_experience_max_seconds
+        stalls = StallWatch(progress, count, math.inf if topology.is_remote else patience)  # the head may pause
         return Processes(supervisor, topology, stalls, start, self.signals, sampling.max_parallel_starts)
 
     def _plan(self, blueprint: Blueprint, arena: Arena, links: Links | None, name: str, row: int) -> ProcessPlan:

@@ -114,7 +114,7 @@ def choose_placement(config: Config, cores: int, device: str) -> Placement:
         return "serial"
     if device == "cuda" and config.reads_images:
         return "central"
-    return "local" if cores > 1 else "serial"
+    return "local" if cores > 1 or config.sampling.ray else "serial"  # a single process has no place for a bridge
 
 
 def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology:
@@ -160,6 +160,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         colocated=s.gpu_colocate,
         num_past=past_slots(config.population, config.env.env, num_agents),
         writes=bool(config.output.output),
+        # Slots of one more macro batch; the slots on other machines bound what waits there.
+        bridged=max(2, -(-columns // (rows * slots))) if s.ray else 0,
     )
     if sampling.placement != "serial" and not config.repeatable:
         apart = config.algorithm.processes(learning)

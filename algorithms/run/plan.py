@@ -20,7 +20,7 @@ from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.processes import crash_recorder
 from appo.algorithms.runtime.processes.channels import Mailboxes
 from appo.algorithms.runtime.ranks import Rank
-from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER, Role
+from appo.algorithms.runtime.roles import BRIDGE, LEARNER, POLICY_WORKER, Role
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
 
@@ -35,6 +35,7 @@ SEED_BRANCHES = {
     "leg": 5,
     "actions": 6,
     "further": 7,
+    BRIDGE.name: 8,
 }
 
 
@@ -188,6 +189,8 @@ class RunPlan:
         for policy in range(t.num_policies):
             model = self.model_of(policy)
             fields += StateBlock.declare(policy, model.layout.vectors)
+            if t.is_remote:  # memory of what learns is on the head
+                continue
             for field in self.algorithm.fields(self.context(policy, self.device), t, model.num_weights):
                 if own.setdefault(field.name, field) != field:
                     raise ValueError(f"policies declare the field {field.name} in different ways")

@@ -17,6 +17,7 @@ import threadpoolctl
 
 from appo.algorithms.run.algorithms import flag_table
 from appo.algorithms.run.config import FLAGS_BY_PART, Config, algorithm_of, resolve, typed
+from appo.algorithms.run.machines.head import kind_of
 from appo.algorithms.run.main import Run
 from appo.algorithms.run.observers import trust_words
 from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
@@ -112,7 +113,7 @@ class Training:
         config: flags by name, flags by part and name as in a configuration file, or a `Config`.
         report_seconds: minimum seconds between two reports.
         report_env_steps: minimum env steps between two reports.
-        kind: class of the run, for variants.
+        kind: class of the run, for variants; None: as the flags ask.
         callbacks: names of classes, as in the flag; or objects, which are called in this process.
         flags: flags as keywords; keywords overrule `config`.
 
@@ -132,7 +133,7 @@ class Training:
         *,
         report_seconds: float = 1.0,
         report_env_steps: int = 0,
-        kind: type[Run] = Run,
+        kind: type[Run] | None = None,
         callbacks: str | Callbacks | Sequence[str | Callbacks] = (),
         **flags: object,
     ) -> None:
@@ -142,8 +143,10 @@ class Training:
             raise UsageError(f"callbacks are names or objects derived from appo.Callbacks, got {shown(str(wrong[0]))}")
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
-        self._run = kind(resolve(_convert_flags(config, flags))[0], [one for one in told if isinstance(one, Callbacks)])
-        if (learners := self._run.config.run.num_learners) > 1:
+        asked_for = resolve(_convert_flags(config, flags))[0]
+        objects = [one for one in told if isinstance(one, Callbacks)]
+        self._run = (kind or kind_of(asked_for))(asked_for, objects)
+        if (learners := asked_for.run.num_learners) > 1:
             raise UsageError(f"num_learners={learners} is for the command appo train, which starts a process for each")
         check_program(self._run.config, has_workers=self._run.placement != "serial")
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps

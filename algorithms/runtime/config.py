@@ -273,6 +273,19 @@ class SamplingConfig:
     learner_main_loop_num_cores: int = flag(
         0, "torch threads of the learner on CPU; 0 = tuned, 1 where the flags say all about actors", minimum=0
     )
+    ray: str = flag(
+        "",
+        "machines of a Ray cluster play environments too, and send trajectories here (docs/clusters.md): auto or"
+        " HOST:PORT = an existing cluster, local:N = N nodes on this machine, which end with the run; empty = none",
+        needs="actors processes",
+    )
+    ray_compression: str = flag(
+        "off",
+        'how trajectories travel between machines: lz4 = compressed, which needs pip install "appo[lz4]"; off = as they'
+        " are",
+        choices=("off", "lz4"),
+        needs="ray",
+    )
     memory_limit_mb: int = flag(
         0,
         "most MiB that slots, weights and the learners' state may take, and with processes what tuning plans for; 0 ="

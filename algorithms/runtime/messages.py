@@ -79,9 +79,9 @@ class AddressBook:
     """All addresses in a run, by the numbers in messages. Made once, by `Topology.address_book`, for speed.
 
     Attributes:
-        actors: number -> actor.
-        actors_of_groups: group -> actor that steps the group.
-        actors_of_slots: slot -> actor whose group owns the slot.
+        actors: number -> actor, or the bridge.
+        actors_of_groups: group -> actor that steps the group, or the bridge.
+        actors_of_slots: slot -> actor whose group owns the slot, or the bridge.
         learners: policy -> learner.
         policy_workers: policy -> group -> policy worker.
         takers: policy -> slot -> workers that take trajectories: the learner, or workers of a role of the algorithm.

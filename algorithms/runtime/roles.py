@@ -22,6 +22,7 @@ class Role:
         panel: names of one worker and of several in the live panel, which has 12 columns for name and number.
         worker: pattern of a worker's name: `{index}` numbers the workers of the role, `{member}` the workers of a
             policy.
+        fills_slots: whether the worker owns slots of groups, and hands them over.
         runs_environments: whether foreign code runs here, which may raise, hang or start processes.
         has_network: whether the worker needs torch and a device.
         cpu_placements: placements in which the network stays on the CPU whatever the device of the run.
@@ -40,6 +41,7 @@ class Role:
     console: str
     panel: tuple[str, str]
     worker: str
+    fills_slots: bool = False
     runs_environments: bool = False
     has_network: bool = False
     cpu_placements: tuple[str, ...] = ()
@@ -92,6 +94,7 @@ ACTOR = Role(
     console="actors",
     panel=("actor", "actors"),
     worker="actor_{index}",
+    fills_slots=True,
     runs_environments=True,
     extra_niceness=10,
     long_turns=True,
@@ -111,6 +114,18 @@ POLICY_WORKER = Role(
     extra_niceness=2,
     oom_score=200,
     stop_share=0.5,
+)
+BRIDGE = Role(
+    name="bridge",
+    singular="bridge",
+    plural="bridges",
+    console="bridge",
+    panel=("bridge", "bridges"),
+    worker="bridge",
+    fills_slots=True,
+    extra_niceness=2,
+    oom_score=300,
+    stop_share=0.4,  # with the actors: the bridge hands over trajectories too
 )
 WRITER = Role(
     name="writer",
@@ -137,7 +152,7 @@ LEARNER = Role(
     oom_score=0,
     stop_share=1.0,
 )
-ROLES = {role.name: role for role in (MAIN, ACTOR, POLICY_WORKER, WRITER, LEARNER)}
+ROLES = {role.name: role for role in (MAIN, ACTOR, BRIDGE, POLICY_WORKER, WRITER, LEARNER)}
 """Every role by its name, in the order of display; a run stops roles in the order of `Role.stop_share`."""
 
 OF_RUNTIME = tuple(ROLES)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from appo.algorithms.runtime.messages import MAIN_ADDRESS, WRITER_ADDRESS, Address, AddressBook
-from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, Role
+from appo.algorithms.runtime.roles import ACTOR, BRIDGE, LEARNER, POLICY_WORKER, Role
 from appo.utils.errors import UsageError
 
 Placement = Literal["central", "local", "serial"]
@@ -28,6 +28,8 @@ class Topology:
         writes: whether a writer stores played steps in a dataset.
         further: roles of the algorithm, each with the role of its hosts, see `Algorithm.workers`.
         apart: roles of the algorithm with their own processes, and the number of processes, see `Algorithm.processes`.
+        bridged: groups, after the groups of the actors, whose slots a bridge fills with trajectories of other machines.
+        is_remote: whether the learners are on another machine; an uplink takes the trajectories in their place.
     """
 
     placement: Placement
@@ -43,6 +45,8 @@ class Topology:
     writes: bool = False
     further: tuple[tuple[Role, Role], ...] = ()
     apart: tuple[tuple[Role, int], ...] = ()
+    bridged: int = 0
+    is_remote: bool = False
 
     @property
     def num_acting(self) -> int:
@@ -52,24 +56,35 @@ class Topology:
     @property
     def num_groups(self) -> int:
         """Count all groups of the run."""
-        return self.num_actors * self.groups_per_actor
+        return self.num_actors * self.groups_per_actor + self.bridged
+
+    @property
+    def fillers(self) -> list[Address]:
+        """Return the workers that own slots, by number: actors, then the bridge, if any."""
+        actors = [Address(ACTOR.name, actor) for actor in range(self.num_actors)]
+        return actors + [Address(BRIDGE.name, self.num_actors)] * (self.bridged > 0)
 
     @property
     def num_slots(self) -> int:
         """Count all slots of the run."""
         return self.num_groups * self.slots_per_group
 
-    def groups_of(self, actor: int) -> range:
-        """Return the groups of an actor."""
-        return range(actor * self.groups_per_actor, (actor + 1) * self.groups_per_actor)
+    def groups_of(self, filler: int) -> range:
+        """Return the groups of an actor, or of the bridge."""
+        start = filler * self.groups_per_actor
+        return range(start, self.num_groups if filler == self.num_actors else start + self.groups_per_actor)
 
     def slots_of(self, group: int) -> range:
         """Return the slots of a group."""
         return range(group * self.slots_per_group, (group + 1) * self.slots_per_group)
 
-    def actor_of_slot(self, slot: int) -> int:
-        """Return the actor whose group owns the slot."""
-        return slot // (self.slots_per_group * self.groups_per_actor)
+    def filler_of_group(self, group: int) -> int:
+        """Return the number of the actor, or of the bridge, with the group."""
+        return min(group // self.groups_per_actor, self.num_actors)
+
+    def filler_of_slot(self, slot: int) -> int:
+        """Return the number of the actor, or of the bridge, whose group owns the slot."""
+        return self.filler_of_group(slot // self.slots_per_group)
 
     def policy_worker_of(self, policy: int, group: int) -> Address:
         """Return the only policy worker for this policy in this group: recurrent state has one home."""
@@ -119,8 +134,16 @@ class Topology:
 
     @property
     def num_takers(self) -> int:
-        """Count the processes that share the trajectories of a policy; 0: the trajectories go elsewhere."""
-        return sum(count for role, count in self.apart if role.takes_trajectories)
+        """Count the processes that share the trajectories of a policy; 0: the trajectories go elsewhere.
+
+        The uplink of a remote run counts.
+        """
+        return self.is_remote + sum(count for role, count in self.apart if role.takes_trajectories)
+
+    def started(self) -> dict[str, tuple[Address, ...]]:
+        """Return the workers of every process that a run starts: in a remote run, of all processes but learners."""
+        places = self.processes()
+        return {n: ws for n, ws in places.items() if not (self.is_remote and ws[0].role == LEARNER.name)}
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
         policies, acting = range(self.num_policies), range(self.num_acting if self.num_actors else 0)
@@ -141,17 +164,17 @@ class Topology:
             else:
                 workers_of |= {str(member): (member,) for p in policies for member in members[p]}
                 workers_of |= {str(past[0]): past} if past else {}  # one process for all past versions
-            return workers_of | {str(actor): (actor,) for actor in actors}
-        return workers_of | {str(actor): (actor, *local[actor]) for actor in actors}
+            return workers_of | {str(filler): (filler,) for filler in self.fillers}
+        return workers_of | {str(filler): (filler, *local.get(filler, ())) for filler in self.fillers}
 
     def address_book(self) -> AddressBook:
         """Return the receivers of messages, as a table, because every message is looked up."""
-        actors = {actor: Address(ACTOR.name, actor) for actor in range(self.num_actors)}
+        fillers = self.fillers
         groups = range(self.num_groups)
         return AddressBook(
-            actors=actors,
-            actors_of_groups={group: actors[group // self.groups_per_actor] for group in groups},
-            actors_of_slots={slot: actors[self.actor_of_slot(slot)] for slot in range(self.num_slots)},
+            actors=dict(enumerate(fillers)),
+            actors_of_groups={group: fillers[self.filler_of_group(group)] for group in groups},
+            actors_of_slots={slot: fillers[self.filler_of_slot(slot)] for slot in range(self.num_slots)},
             learners={policy: Address(LEARNER.name, policy) for policy in range(self.num_policies)},
             policy_workers={
                 policy: {group: self.policy_worker_of(policy, group) for group in groups}
@@ -168,7 +191,7 @@ class Topology:
         apart = tuple(one for one in self.workers_apart() if one.facts.takes_trajectories and one.index == policy)
         if apart:
             return apart
-        beside = self.beside(Address(ACTOR.name, self.actor_of_slot(slot))) if self.further else ()
+        beside = self.beside(self.fillers[self.filler_of_slot(slot)]) if self.further else ()
         takers = [one for one in beside if one.facts.takes_trajectories and one.index == policy]
         return (takers[0] if takers else Address(LEARNER.name, policy),)
 

@@ -17,6 +17,7 @@ from appo.algorithms.models.config import MLPS, encoder_names
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.run.defaults import chosen_in, told
 from appo.algorithms.run.directory.page import version_of
+from appo.algorithms.run.machines.examine import examine
 from appo.algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.preload import preloaded
@@ -125,7 +126,7 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
             yield of_processes(janitor, inquire)
             if given.get("env"):
                 config, _ = resolve({**given, "train_dir": str(folder), "experiment": "doctor"})
-                yield from of_environment(config, inquire)
+                yield from of_environment(config, inquire, partial(examine, janitor=janitor, signals=signals))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -181,8 +182,12 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
     return Finding("processes", "ok", f"start in {1e3 * seconds[1]:.0f} ms, after {seconds[0]:.1f} s for the first one")
 
 
-def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> Iterator[Finding]:
-    """Describe the environment, and recommend flags."""
+def of_environment(
+    config: Config,
+    inquire: Callable[..., inquiry.Inquiry],
+    machines: Callable[[Config, Measurement, int], Iterator[tuple[str, str]]],
+) -> Iterator[Finding]:
+    """Describe the environment, recommend flags, and with `--ray` examine the machines."""
     try:
         check_name(config.env)
         cores = machine.available_cores()
@@ -208,6 +213,8 @@ def of_environment(config: Config, inquire: Callable[..., inquiry.Inquiry]) -> I
         if isinstance(several, WorkerFailed):
             text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
             yield Finding("env", "bad", text)
+        if config.sampling.ray:
+            yield from (Finding(name, "ok", text) for name, text in machines(config, found, cores))
     except Interrupted:
         raise
     except AppoError as error:

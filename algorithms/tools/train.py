@@ -45,9 +45,10 @@ def train(argv: Sequence[str]) -> int:
     if config.logging.log_format != "json" and not (rank and rank.number):
         for line in describe(config.to_flat(), origins):
             say(line)
-    from appo.algorithms.run.main import train as start  # late, so help is quick
+    from appo.algorithms.run.machines.head import kind_of  # late, so help is quick
+    from appo.algorithms.run.main import train as start
 
-    return start(config, rank=rank)
+    return start(config, kind_of(config), rank)
 
 
 def describe(values: Mapping[str, object], origins: Mapping[str, str]) -> list[str]:

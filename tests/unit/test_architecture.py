@@ -264,6 +264,11 @@ WITHOUT_END = {
     "appo.algorithms.runtime.disk: self._queue.put(run)": "a queue without a bound takes all",
     "appo.algorithms.runtime.disk: self._queue.put(None)": "the same",
     "appo.algorithms.runtime.disk: actions.get()": "of a daemon thread, which waits for something to do",
+    "appo.algorithms.run.machines.ray_wire: self.ray.put(vector.tobytes())": "into the store of Ray, which evicts",
+    "appo.algorithms.run.machines.ray_wire: future.result()": "only when it is done",
+    "appo.algorithms.run.machines.ray_wire: self.ray.shutdown()": "the supervisor kills a bridge that is late",
+    "appo.algorithms.run.machines.local_nodes: cluster.shutdown()": "the head kills the process that is late",
+    "appo.algorithms.run.machines.machine: ready.result()": "the thread sets it however it ends",
     "appo.utils.lock: self.acquire()": "our own, which refuses at once",
 }
 """Waits that may last for ever as far as their arguments tell, and why they do not."""

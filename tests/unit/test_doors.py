@@ -134,6 +134,12 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.monitor.tracker_process": ({FILE, JSON}, "lines of main"),
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
+    "appo.algorithms.runtime.machines.packets": ({JSON}, "the door of packets: sizes, and each value checked"),
+    "appo.algorithms.run.machines.machine": (
+        {JSON, NAMES},
+        "a request of the head, which could run any code here; names of temporary folders",
+    ),
+    "appo.algorithms.run.machines.ray_wire": ({JSON}, "the answer of a machine, of which a text is shown"),
     "appo.envs.loop.reward_shaping": ({JSON}, "a copy of what it has made"),
 }
 """Module -> what it may read by itself, and why nothing of a stranger's is believed there."""

@@ -40,7 +40,7 @@ from appo.algorithms.runtime.messages import (
     TrajectoryReady,
     Wake,
 )
-from appo.algorithms.runtime.roles import ACTOR, LEARNER
+from appo.algorithms.runtime.roles import LEARNER
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.timing import FRAMEWORK, clock
 
@@ -151,8 +151,8 @@ class Links:
 
     Attributes:
         bells: doorbells by process name.
-        hand_overs: (actor, policy) -> queue of trajectories to the learner of the policy.
-        releases: (policy, actor) -> queue of slots back to the actor.
+        hand_overs: (actor or bridge, policy) -> queue of trajectories to the learner of the policy.
+        releases: (policy, actor or bridge) -> queue of slots back.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -163,11 +163,11 @@ class Links:
         heap._dir_candidates = [place for place in heap._dir_candidates if os.access(place, os.W_OK)]
         # A slot is in a queue at most once per policy, so a queue of `slots` messages is never full.
         # A restarted process sends messages again that may be lost, hence room for eight lives.
-        slots = topology.slots_per_group * topology.groups_per_actor
+        slots = topology.slots_per_group * max(topology.groups_per_actor, topology.bridged)
         self._queue_bytes = max(4096, 8 * slots * (_HAND_OVER.size + 16))
         self.hand_overs: dict[tuple[int, int], Any] = {}
         self.releases: dict[tuple[int, int], Any] = {}
-        for actor in range(topology.num_actors):
+        for actor in range(len(topology.fillers)):
             for policy in range(topology.num_policies):
                 self.renew(actor, policy)
 
@@ -185,7 +185,7 @@ class Links:
     def of(self, name: str, workers: Iterable[Address]) -> "ProcessLinks":
         """Return the doorbells and queues of one process."""
         workers = list(workers)
-        actors = {w.index for w in workers if w.role == ACTOR.name}
+        actors = {w.index for w in workers if w.facts.fills_slots}
         learners = {w.index for w in workers if w.role == LEARNER.name}
         hand_overs = {k: q for k, q in self.hand_overs.items() if k[0] in actors or k[1] in learners}
         releases = {k: q for k, q in self.releases.items() if k[1] in actors or k[0] in learners}
@@ -291,9 +291,10 @@ class Channels:
         # Requests that the predecessor did not answer count as not seen.
         self.requests.seen[self.serves & boxes.unanswered()] -= 1
         self.hand_overs = [(a, q) for (a, p), q in links.hand_overs.items() if Address(LEARNER.name, p) in workers]
-        self.releases = [(p, q) for (p, a), q in links.releases.items() if Address(ACTOR.name, a) in workers]
+        fillers = {w.index for w in workers if w.facts.fills_slots}
+        self.releases = [(p, q) for (p, a), q in links.releases.items() if a in fillers]
         takers = [(w.index, w.member) for w in t.workers_apart() if w in workers and w.facts.takes_trajectories]
-        groups = [group for w in workers if w.role == ACTOR.name for group in t.groups_of(w.index)]
+        groups = [group for filler in fillers for group in t.groups_of(filler)]
         slots = [slot for group in groups for slot in t.slots_of(group)]
         self.board = SlotBoard(arena, takers, slots) if t.num_takers else None
 
@@ -310,7 +311,7 @@ class Channels:
             case TrajectoryReady() | SlotReleased() if self.board is not None:
                 pass  # the note is in the slot already
             case TrajectoryReady(policy, slot):
-                self._put(policy, self.links.hand_overs[self.topology.actor_of_slot(slot), policy], message[:4])
+                self._put(policy, self.links.hand_overs[self.topology.filler_of_slot(slot), policy], message[:4])
             case SlotReleased(policy):
                 self._put(address.index, self.links.releases[policy, address.index], (*message, 0))
             case _ if address is MAIN_ADDRESS:

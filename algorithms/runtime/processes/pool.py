@@ -102,7 +102,7 @@ class Processes:
 
         An actor that crashes, hangs or is killed in the first reset restarts, at most three times.
         """
-        coming, waiting = dict(self.topology.processes()), set[str]()
+        coming, waiting = self.topology.started(), set[str]()
         due = time.monotonic() + START_LINE_SECONDS
         while coming or waiting:
             self.signals.check()
@@ -147,7 +147,7 @@ class Processes:
         return not self.most_at_once or name not in making or len(making) <= self.most_at_once
 
     def _progress(self, num_coming: int, waiting: set[str]) -> str:
-        total, first = len(self.topology.processes()), sorted(waiting)[:MOST_NAMED]
+        total, first = len(self.topology.started()), sorted(waiting)[:MOST_NAMED]
         more = f" and {len(waiting) - MOST_NAMED} more" * (len(waiting) > MOST_NAMED)
         ready = total - num_coming - len(waiting)
         later = f"; {num_coming} start later" * (num_coming > 0)

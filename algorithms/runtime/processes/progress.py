@@ -10,9 +10,9 @@ from appo.algorithms.runtime.memory.output_ring import TAKEN
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.units import Units
-from appo.algorithms.runtime.messages import Address, WorkerReport
+from appo.algorithms.runtime.messages import WorkerReport
 from appo.algorithms.runtime.processes.channels import Mailbox, Mailboxes
-from appo.algorithms.runtime.roles import ACTOR, LEARNER, POLICY_WORKER, WRITER
+from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER, WRITER
 from appo.algorithms.runtime.sampling.env_group import NOTED
 from appo.algorithms.runtime.topology import Topology
 
@@ -37,7 +37,7 @@ class Progress:
     def of(self, name: str) -> int:
         """Return the units of work of all processes in a seat: trajectories, replies, saved states."""
         worker = self.topology.processes()[name][0]
-        if worker.role == ACTOR.name:
+        if worker.facts.fills_slots:
             return int(self._noted(worker.index)[TRAJECTORIES])
         if worker.role == LEARNER.name:
             return int(self._saves[worker.index][0])
@@ -48,10 +48,10 @@ class Progress:
         return sum(int(self.mailboxes.reply[p, g, Mailbox.SEQUENCE]) for p, g in self._served[name])
 
     def actor_reports(self) -> Iterator[WorkerReport]:
-        """Yield the report of every actor, with or without a living process."""
-        for actor in range(self.topology.num_actors):
-            totals = dict(zip(NOTED, self._noted(actor).tolist(), strict=True))
-            yield WorkerReport(str(Address(ACTOR.name, actor)), totals)
+        """Yield the report of every actor and of the bridge, with or without a living process."""
+        for filler in self.topology.fillers:
+            totals = dict(zip(NOTED, self._noted(filler.index).tolist(), strict=True))
+            yield WorkerReport(str(filler), totals)
 
     def trained(self) -> int:
         """Return the sum of samples and uses of samples of all learners; one of both grows while learners work."""
@@ -77,8 +77,8 @@ class Progress:
             return f"{sum(bool(unanswered[place]) for place in self._served[name])} requests unanswered"
         return ""
 
-    def _noted(self, actor: int) -> Array:
-        """Return the counts of an actor, in the order of `NOTED`, summed over groups."""
-        groups = self.topology.groups_of(actor)
+    def _noted(self, filler: int) -> Array:
+        """Return the counts of an actor or of the bridge, in the order of `NOTED`, summed over groups."""
+        groups = self.topology.groups_of(filler)
         counts: Array = self.trajectories.group_counts[groups.start : groups.stop, : len(NOTED)].sum(axis=0)
         return counts

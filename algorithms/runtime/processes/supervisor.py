@@ -46,7 +46,8 @@ from appo.algorithms.runtime.processes.restarts import (
     SeatHistory,
     ending_of,
 )
-from appo.algorithms.runtime.roles import ACTOR, LEARNER, WRITER
+from appo.algorithms.runtime.roles import BRIDGE, LEARNER, WRITER
+from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import AppoError
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,7 @@ class Supervisor:
         if death := seat.failure(heard, ended=ended):
             return death
         pulse, now = seat.heartbeat.read().not_before(self._resumed), time.monotonic()
-        other = None if pulse.peer is None else self.seats.get(_other_end(seat, pulse.peer))
+        other = None if pulse.peer is None else self.seats.get(_other_end(seat, pulse.peer, self.links.topology))
         if pulse.peer is not None and _are_stuck((seat, other), now - pulse.entered):
             return self._renew_queue(seat, pulse.peer)
         hang = self.limits.hang(seat.plan.name, pulse, now, is_actor=seat.plan.runs_environments)
@@ -255,8 +256,8 @@ class Supervisor:
     def _renew_queue(self, seat: Seat, peer: int) -> Death:
         """Replace a queue whose mutex a dead process holds; kill both ends, and return the death of `seat`."""
         worker = seat.plan.workers[0]
-        actor, policy = (worker.index, peer) if worker.role == ACTOR.name else (peer, worker.index)
-        other = _other_end(seat, peer)
+        actor, policy = (worker.index, peer) if worker.facts.fills_slots else (peer, worker.index)
+        other = _other_end(seat, peer, self.links.topology)
         seat.end(self.janitor)
         blocked = "blocked in its queue to {} by a process that died in it"
         if other in self.seats:
@@ -289,7 +290,7 @@ class Supervisor:
             delay = history.delay_at_start(death)
         else:
             delay = history.delay(death, worked=worked, lived_seconds=lived_seconds) if self.begun else None
-            if delay is None and self.begun and name == WRITER.name:  # training continues without the writer
+            if delay is None and self.begun and name in (WRITER.name, BRIDGE.name):  # training continues without
                 delay = SETTLED_SECONDS
         if delay is None or not self.limits.restart:
             raise WorkerError(death.cause, death.exit_code, death.traceback)
@@ -325,6 +326,7 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
     return all(sleeps(end.process.pid or 0) for end in ends if end)
 
 
-def _other_end(seat: Seat, peer: int) -> str:
-    """Return the process at the far end of the queue to a peer: a queue connects an actor and a learner."""
-    return str(Address((LEARNER if seat.plan.workers[0].role == ACTOR.name else ACTOR).name, peer))
+def _other_end(seat: Seat, peer: int, topology: Topology) -> str:
+    """Return the process at the far end of a queue; one end is a learner, the other end owns slots."""
+    fills = seat.plan.workers[0].facts.fills_slots
+    return str(Address(LEARNER.name, peer) if fills else topology.fillers[peer])

@@ -236,3 +236,16 @@ def test_all_slots_of_a_synchronous_algorithm_are_one_batch(
     flags = {"batch_size": batch_size, "num_batches_per_iteration": minibatches, "num_policies": policies}
     config = config_of(algo="PPO", **flags)
     assert topology_of(config, Sampling("local", 2, 4, 1), num_agents=1).slots_per_group == slots
+
+
+def test_machines_need_a_process_for_the_bridge_and_slots_for_a_batch() -> None:
+    config = config_of(ray="auto", batch_size=256, rollout=32, num_batches_per_iteration=4)
+    assert choose_placement(config, 1, "cpu") == "local"
+    topology = topology_of(config, Sampling("local", 2, 4, 1), 1)
+    assert (topology.num_actors, topology.slots_per_group, topology.bridged) == (2, 5, 2)
+    assert topology.num_slots == 20
+    assert list(topology.processes()) == ["learner_0", "actor_0", "actor_1", "bridge"]
+    assert topology.address_book().actors_of_slots[10] == topology.fillers[2]
+    small = config_of(ray="auto", batch_size=32, rollout=32, num_batches_per_iteration=1)
+    assert topology_of(small, Sampling("local", 2, 4, 1), 1).bridged == 2
+    assert topology_of(config_of(), Sampling("local", 2, 4, 1), 1).bridged == 0

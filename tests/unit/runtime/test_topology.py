@@ -45,7 +45,7 @@ def test_counts() -> None:
     assert [s for g in range(6) for s in CENTRAL.slots_of(g)] == list(range(24))
     for actor in range(3):
         for group in CENTRAL.groups_of(actor):
-            assert {CENTRAL.actor_of_slot(slot) for slot in CENTRAL.slots_of(group)} == {actor}
+            assert {CENTRAL.filler_of_slot(slot) for slot in CENTRAL.slots_of(group)} == {actor}
 
 
 def test_central_processes_start_learners_first() -> None:

@@ -1,5 +1,6 @@
 """When the supervisor takes a queue for poisoned; what it does then is shown by real processes in tests/chaos."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from appo.algorithms.runtime.messages import Address
 from appo.algorithms.runtime.processes import supervisor
 from appo.algorithms.runtime.processes.supervisor import _are_stuck, _other_end
+from tests.unit.runtime.worlds import TOPOLOGY
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,9 @@ def test_a_queue_is_poisoned_when_nobody_runs_who_could_leave_it(
     actor, learner = (_place(role, pid) for role, pid in (("actor", 1), ("learner", 2)))
     assert _are_stuck((actor, learner), seconds) is _are_stuck((learner, actor), seconds) is stuck
     assert _are_stuck((actor, None), seconds) is (seconds > 2 and (1 in asleep or seconds > 5))  # the learner is dead
-    assert (_other_end(actor, 0), _other_end(learner, 3)) == ("learner_0", "actor_3")
+    topology = replace(TOPOLOGY, num_actors=4, bridged=2)
+    assert [_other_end(actor, 0, topology), _other_end(learner, 3, topology)] == ["learner_0", "actor_3"]
+    assert _other_end(learner, 4, topology) == "bridge"
 
 
 def _place(role: Any, pid: int) -> Any:

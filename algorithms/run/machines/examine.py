@@ -1,0 +1,73 @@
+"""The findings of `appo doctor --ray`: machines, bandwidth to the head, slots, and a forecast of speed."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.machines.cluster import check_machines, cluster_of
+from appo.algorithms.run.machines.forecast import Forecast, sample_bytes
+from appo.algorithms.run.machines.ray_wire import connect, nodes_of, on_node
+from appo.algorithms.run.placement import plan_workers, topology_of
+from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.tuning.measure import Measurement
+from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.utils.metrics import short_number
+from appo.utils.system.signal_watch import SignalWatch
+
+PAYLOAD_BYTES = 32 << 20
+ANSWER_SECONDS = 60.0
+
+
+def examine(
+    config: Config, found: Measurement, cores: int, janitor: Janitor, signals: SignalWatch
+) -> Iterator[tuple[str, str]]:
+    """Yield a name and a text per finding, by the measurements on the head with its number of cores.
+
+    Raises:
+        UsageError: flags contradict `--ray`, or no cluster answers.
+    """
+    check_machines(config)
+    speeds: list[float] = []
+    with cluster_of(config.sampling.ray, janitor, signals) as cluster:
+        ray = connect(cluster, [])
+        try:
+            for node, name, num_cores in nodes_of(ray, cluster):
+                latency, speed = _speed(ray, node)
+                speeds.append(speed)
+                rate = f"{speed / 1e6:.0f} MB/s, {1e3 * latency:.1f} ms there and back"
+                yield "machine", f"{name}: {num_cores} cores, {rate}"
+        finally:
+            ray.shutdown()
+    if not speeds:
+        yield "machine", "no other machine has joined the cluster"
+        return
+    spec, models, config = found.probe.spec, found.probe.models, found.probe.config
+    plan = plan_workers(found.planned, cores, "local", spec.num_agents)
+    topology = topology_of(config, plan, spec.num_agents)
+    budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
+    nbytes = sample_bytes(RunPlan(config, spec, models, topology, budget, "cpu", 0).fields(), topology)
+    weights = 4 * models[0].num_weights
+    of_slot = topology.rows * topology.rollout
+    size = short_number(nbytes * of_slot)
+    yield "slots", f"{size} bytes for {of_slot} samples, weights {short_number(weights)} bytes"
+    if found.costs is not None:
+        wire = min(speeds) / nbytes
+        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, wire).line()
+
+
+def _speed(ray: Any, node: str) -> tuple[float, float]:
+    """Return the seconds of an empty call to a node, and the bytes per second from the node."""
+    remote = ray.remote(num_cpus=0, scheduling_strategy=on_node(node))(payload)
+    seconds = []
+    for nbytes in (0, 0, PAYLOAD_BYTES, PAYLOAD_BYTES):  # the first call starts a process
+        begin = time.perf_counter()
+        assert len(ray.get(remote.remote(nbytes), timeout=ANSWER_SECONDS)) == nbytes
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1], PAYLOAD_BYTES / min(seconds[2:])
+
+
+def payload(nbytes: int) -> bytes:
+    """Return a number of zero bytes."""
+    return bytes(nbytes)
