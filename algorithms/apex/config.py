@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from appo.algorithms.datasets.config import EvaluatedInputConfig
-from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig, OptimizerConfig
+from appo.algorithms.parts.config import STEP_METRICS, ColumnsConfig, EpsilonConfig, OptimizerConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
@@ -140,17 +140,8 @@ class ApexConfig(EvaluatedInputConfig, OptimizerConfig):
     priority_epsilon: float = flag(
         1e-6, "added to the absolute error of a step in its priority", minimum=0, needs="prioritized_replay actors"
     )
-    epsilon: float = flag(
-        0.4,
-        "row i of N acts at random with probability epsilon^(1 + i / (N-1) * epsilon_alpha); a single row, with the"
-        " smallest of them",
-        minimum=0,
-        maximum=1,
-        needs="actors",
-    )
-    epsilon_alpha: float = flag(
-        7.0, "how much less the last row explores than the first, see epsilon", minimum=0, needs="actors"
-    )
+    epsilon: float = same_flag(EpsilonConfig, "epsilon")
+    epsilon_alpha: float = same_flag(EpsilonConfig, "epsilon_alpha")
     max_weight_sync_delay: int = flag(
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0
     )

@@ -14,6 +14,7 @@ NETWORK = (
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
+    "appo.algorithms.pqn.learner",
     "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )
