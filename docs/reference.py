@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from appo.algorithms.cli import COMMANDS
+from appo.algorithms.replay.config import ReplayConfig
 from appo.algorithms.run.algorithms import ALGORITHMS, BEST, DEFAULT, distinct, find_algorithm, flag_table
 from appo.algorithms.runtime import messages
 from appo.algorithms.runtime.config import SAMPLE_EFFICIENT
@@ -140,6 +141,13 @@ def _rows(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def _own_flags(algo: str, base: type) -> str:
+    """Table of the flags of an algorithm that are new beside a base, or have another default."""
+    shared = {name: flag.default for name, flag in flags_of(base).items()}
+    flags = flag_table(algo).by_part["learning"].items()
+    return _table({name: flag for name, flag in flags if name not in shared or flag.default != shared[name]})
+
+
 def synonym_page(section: str) -> str:
     """Return the page of the flags of another framework, with our names."""
     title, same, begin = FRAMEWORKS[section]
@@ -238,6 +246,7 @@ def pages() -> dict[Path, str]:
         sample_factory: _with_generated(sample_factory, "\n\n".join(_synonyms("sample_factory"))),
         environments: _with_generated(environments, _families(), _presets()),
         runtime: _with_generated(runtime, _messages()),
+        HERE / "sac.md": _with_generated(HERE / "sac.md", _own_flags("SAC", ReplayConfig)),
         **generated,
     }
 

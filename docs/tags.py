@@ -5,7 +5,7 @@ A part in angle brackets stands for several names.
 
 import re
 
-from appo.algorithms.apex.config import OF_SHARDS, REPLAY_METRICS
+from appo.algorithms.replay.config import OF_SHARDS, REPLAY_METRICS
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm
 from appo.algorithms.runtime.roles import ROLES
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("algorithms", "envs", "utils")
 PACKAGE = "appo"
-ALGORITHMS = ("appo", "ppo", "apex", "a3c", "offline")
+ALGORITHMS = ("appo", "ppo", "apex", "sac", "a3c", "offline")
 VAGUE = frozenset(
     re.findall(
         r"\w+",
@@ -38,6 +38,7 @@ LAYERS = (
         "appo.algorithms.appo",
         "appo.algorithms.ppo",
         "appo.algorithms.apex",
+        "appo.algorithms.sac",
         "appo.algorithms.a3c",
         "appo.algorithms.offline",
     ),

@@ -72,7 +72,7 @@ class ApexLearner(FlatLearner):
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
         if self.updates % c.target_update_interval == 0:
             self.target.flat.copy_(self.flat.flat)
-        if self.updates % max(1, round(c.max_weight_sync_delay * (c.replay_ratio or 1.0) / c.batch_size)) == 0:
+        if self.updates % c.updates_per_version == 0:
             self.version += 1
         yield {"priority": error.cpu().numpy(), "flags": c}
 
@@ -85,8 +85,7 @@ class ApexLearner(FlatLearner):
 
     def beta(self, progress: float) -> float:
         """Return the exponent of importance weights; `progress` is the used share of the budget, in [0, 1]."""
-        c = self.config
-        return c.priority_beta + min(1.0, progress) * (c.priority_beta_final - c.priority_beta)
+        return self.config.beta(progress)
 
     def loss(self, batch: Batch, beta: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the loss, the mean over branches of absolute errors [T, B], and metrics: name -> scalar.

@@ -123,7 +123,7 @@ def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -
         encoder = DictEncoder(
             {key: build_encoder(names[key], spec.shape, config) for key, spec in observations.items()}
         )
-        _initialize_layers(config, encoder)
+        initialize_layers(config, encoder)
     return Tower(encoder, _core(config, size_of(encoder, "output_size")))
 
 
@@ -145,7 +145,8 @@ def _core(config: ModelConfig, input_size: int) -> Core:
     return core
 
 
-def _initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+def initialize_layers(config: ModelConfig, encoder: nn.Module) -> None:
+    """Draw the weights of linear and convolution layers by `--policy_initialization`; biases become 0."""
     if config.policy_initialization == AS_DRAWN:
         return
     for module in encoder.modules():

@@ -23,9 +23,9 @@ FOLLOWED = {
     "eta": "priority_eta",
     "n_steps": "n_steps",
     "gamma": "gamma",
-    "replay_ratio": "replay_ratio",
+    "replay_ratio": "uses_per_step",
 }
-"""Field of a plan that may change during a run -> the flag with the value."""
+"""Field of a plan that may change during a run -> name of the value in the flags, if present."""
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 """Name of a tensor of a batch -> shape and dtype."""
@@ -138,6 +138,8 @@ class ReplayPart:
             self._copy_columns(samples, staging)
         else:
             self._copy_steps(samples, staging)
+        if self.plan.relabel is not None:
+            self.plan.relabel(self.storage, samples, staging)
         weight = 1.0 / samples.probability
         staging["recorded.weight"][:] = weight / weight.max() if self.plan.prioritized else 1.0
         self.set_pace(used=self.pace.used + int(np.count_nonzero(staging["valid"])))
@@ -152,9 +154,10 @@ class ReplayPart:
         storage, arrays = self.storage, self.storage.arrays
         column, step = samples.column, samples.step
         returns = storage.returns_of(samples)
+        later = storage.rollout - returns.room  # the step of the observation after the return
         for key in storage.spec.observations:
             storage.read_obs(key, column, step, staging[f"obs.{key}"][0])
-            storage.read_obs(key, column, step + returns.length, staging[f"obs.{key}"][1])
+            storage.read_obs(key, (returns.end - later) // storage.rollout, later, staging[f"obs.{key}"][1])
         for name in OF_STEP:
             staging[name][0] = arrays[name][column, step]
         steps_per_segment = storage.rollout // arrays["rnn_state"].shape[1]
@@ -187,7 +190,8 @@ class ReplayPart:
 
     def follow(self, flags: Any) -> None:
         """Follow other flags from now on; after a change of the ratio only new steps owe uses."""
-        plan = replace(self.plan, **{name: getattr(flags, flag) for name, flag in FOLLOWED.items()})
+        known = {name: getattr(flags, flag) for name, flag in FOLLOWED.items() if hasattr(flags, flag)}
+        plan = replace(self.plan, **known)
         if plan == self.plan:
             return
         if plan.replay_ratio != self.plan.replay_ratio and self.pace.starts:

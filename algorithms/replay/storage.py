@@ -7,9 +7,9 @@ cursor, totals and tree from words, notes and leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
 
 EVICTED = -1  # the word of a column whose frames are being overwritten
+Number = TypeVar("Number", int, Array)
 Q_TAKEN, Q_MAX = "q_taken", "q_max"
 """Recorded by acting policies: value of the taken action and largest value, [T, R]."""
 
@@ -45,6 +46,8 @@ class ReplayPlan:
         eta: share of the largest error in the priority of a column; the mean error has the rest.
         rescaled: whether errors are differences of h(return), the network's prediction.
         compressed_share: memory of compressed frames relative to plain frames; None: plain frames.
+        relabel: function that changes drawn batches, for example their goals and rewards, called with the storage, the
+            samples and the tensors of the batch (`part.batch_shapes`); None: no change.
     """
 
     capacity: int
@@ -60,6 +63,7 @@ class ReplayPlan:
     eta: float = 0.9
     rescaled: bool = False
     compressed_share: float | None = None
+    relabel: Callable[[ReplayStorage, Samples, Mapping[str, Array]], None] | None = None
 
     def share(self, shards: int) -> ReplayPlan:
         """Return the plan of a shard: capacity and first steps are divided among the shards."""
@@ -83,6 +87,7 @@ class ColumnNote(NamedTuple):
         samples, env_steps: inserted valid steps, and frames behind them.
         unsampled: valid steps that are never drawn, because the steps after them are unknown.
         dropped: steps overwritten before any batch contained them.
+        previous: number of the column whose last observation is the first here; 0: not in this replay.
     """
 
     place: int = 0
@@ -91,6 +96,7 @@ class ColumnNote(NamedTuple):
     env_steps: int = 0
     unsampled: int = 0
     dropped: int = 0
+    previous: int = 0
 
 
 class Samples(NamedTuple):
@@ -132,6 +138,8 @@ class NStep(NamedTuple):
         reward: sum over k < m of gamma^k r_{t+k}.
         discount: gamma^m, factor of the value of observation t+m; 0 after a terminated step.
         terminated, truncated: end of the last summed step.
+        end: index of the step after the last summed step; at the end of a column, one more than the last index.
+        room: steps from there to the end of the column.
     """
 
     length: Array
@@ -139,10 +147,20 @@ class NStep(NamedTuple):
     discount: Array
     terminated: Array
     truncated: Array
+    end: Array
+    room: Array
 
 
-def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n_steps: int, gamma: float) -> NStep:
-    """Sum rewards over at most n steps, up to the end of the episode or of the column.
+def n_step_returns(
+    outcomes: Outcomes,
+    start: Array,
+    room: Array,
+    stride: int,
+    n_steps: int,
+    gamma: float,
+    following: Array | None = None,
+) -> NStep:
+    """Sum rewards over at most n steps, up to the end of the episode or of the known columns.
 
     Args:
         outcomes: all steps, flat.
@@ -151,23 +169,38 @@ def n_step_returns(outcomes: Outcomes, start: Array, room: Array, stride: int, n
         stride: distance between successive steps in `outcomes`.
         n_steps: n.
         gamma: discount per step.
+        following: [N] place of the column that continues each of N columns, which lie one after the other in
+            `outcomes`, or -1; None: a sum ends with the column.
     """
     length, reward, factor = np.zeros(len(start), np.int64), np.zeros(len(start)), np.ones(len(start))
     terminated, truncated = np.zeros((2, len(start)), np.bool_)
     going = np.ones(len(start), np.bool_)
-    last = start + (room - 1) * stride
-    for k in range(n_steps):
-        at = np.minimum(start + k * stride, last)
-        going = going & (k < room) & outcomes.valid[at]
+    end, room = start.copy(), room.copy()
+    for _ in range(n_steps):
+        if following is not None:
+            _go_on(end, room, going, following, len(outcomes.valid) // len(following))
+        at = np.where(room > 0, end, end - stride)
+        going = going & (room > 0) & outcomes.valid[at]
         if outcomes.same_step:
             going &= ~outcomes.truncated[at]
         reward += np.where(going, factor * outcomes.reward[at], 0.0)
         factor = np.where(going, factor * gamma, factor)
         length += going
+        end += stride * going
+        room -= going
         terminated |= going & outcomes.terminated[at]
         truncated |= going & outcomes.truncated[at]
         going = going & ~terminated & ~truncated
-    return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated)
+    return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated, end, room)
+
+
+def _go_on(end: Array, room: Array, going: Array, following: Array, rollout: int) -> None:
+    """Move the indices [B] that have reached the end of a column to the beginning of the following column, if any."""
+    ended = np.flatnonzero(going & (room == 0))
+    column = following[end[ended] // rollout - 1]
+    known = column >= 0
+    end[ended[known]] = column[known] * rollout
+    room[ended[known]] = rollout
 
 
 def rescaled_value(x: Array) -> Array:
@@ -312,11 +345,32 @@ class ReplayStorage:
         self.newest = int(complete.max(initial=0))
         self.oldest = int(complete.min(initial=self.newest + 1))
         self.totals = ColumnNote(*self._note[self._place(self.newest)].tolist()) if self.newest else ColumnNote()
+        self._link()
         self.size = self._drawable(np.flatnonzero(self._leaf.any(axis=1)))
         self.tree = SumTree(self._array("leaf"))
         self._ready_columns = 0  # whose memory is reserved
 
-    def _place(self, number: int) -> int:
+    def _link(self) -> None:
+        """Find the column that continues each column, and the newest column from every row of a slot, in the notes."""
+        number = np.arange(self.oldest, self.newest + 1)
+        number = number[self.word[self._place(number)] == 2 * number]
+        place, note = self._place(number), self._note[self._place(number)]
+        previous = note[:, ColumnNote._fields.index("previous")]
+        known = np.isin(previous, number) & (previous < number)
+        self._following = np.full(self.columns, -1)
+        self._following[self._place(previous[known])] = place[known]
+        self._newest_from = dict(zip(note[:, 0].tolist(), number.tolist(), strict=True))
+
+    def _previous(self, trajectories: Trajectories, slot: int, row: int) -> int:
+        """Return the number of the column continued by a column of a slot; 0: no column here."""
+        place = int(trajectories.continues[slot]) * trajectories.valid.shape[2] + row
+        number = self._newest_from.get(place, 0) if place >= 0 else 0
+        if number < self.oldest:
+            return 0
+        note = ColumnNote(*self._note[self._place(number)].tolist())
+        return number if note.sequence == trajectories.follows[slot] else 0
+
+    def _place(self, number: Number) -> Number:
         return (number - 1) % self.columns
 
     def _drawable(self, place: Array | int) -> int:
@@ -361,11 +415,15 @@ class ReplayStorage:
             env_steps=before.env_steps + frames,
             unsampled=before.unsampled + int(np.count_nonzero(valid & (error < 0))),
             dropped=before.dropped + dropped,
+            previous=self._previous(trajectories, slot, row),
         )
         self._note[place] = self.totals
         barrier()
         self.word[place] = 2 * number
         self.newest, self.size = number, self.size + self._drawable(place)
+        self._newest_from[self.totals.place], self._following[place] = number, -1
+        if self.totals.previous:
+            self._following[self._place(self.totals.previous)] = place
         return count
 
     def _make_room(self, number: int, packed: Mapping[str, Packed]) -> int:
@@ -382,6 +440,7 @@ class ReplayStorage:
             self.word[place] = EVICTED
             barrier()
             self.size -= self._drawable(place)
+            self._following[place] = -1
             dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
             self.tree.set(self._leaves_at(place), np.zeros(self.leaves))
             self.oldest += 1
@@ -465,11 +524,12 @@ class ReplayStorage:
         self.arrays["drawn"][samples.column, slice(None) if self.plan.sequences else samples.step] = True
 
     def returns_of(self, samples: Samples) -> NStep:
-        """Return the n-step returns of samples."""
+        """Return the n-step returns of samples; single steps go on in the columns that continue theirs."""
         flat = [self.arrays[name].reshape(-1) for name in ("valid", "reward", "terminated", "truncated")]
         outcomes = Outcomes(flat[0], flat[1], flat[2], flat[3], self.spec.same_step)
         start = samples.column * self.rollout + samples.step
-        return n_step_returns(outcomes, start, self.rollout - samples.step, 1, self.plan.n_steps, self.plan.gamma)
+        room, following = self.rollout - samples.step, None if self.plan.sequences else self._following
+        return n_step_returns(outcomes, start, room, 1, self.plan.n_steps, self.plan.gamma, following)
 
     def read_obs(self, key: str, column: Array, step: Array, out: Array) -> None:
         """Copy observations [B, *] at columns and steps (0 to T) into contiguous memory."""

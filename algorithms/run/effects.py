@@ -44,7 +44,7 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
         "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
         "processes": placement != "serial",
         "reals": any(spec.action.is_real),
-        "returns": bool(algorithm.values),
+        "returns": algorithm.learns_from_rewards,
         "vectors": bool(encoders & MLPS),
     }
     return config.to_flat() | features

@@ -132,6 +132,8 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
     groups = sampling.num_workers * sampling.num_splits
     waiting = -(-config.waiting_minibatches // learning.num_batches_per_iteration)
     columns = learning.num_batches_per_iteration * config.largest_batch_size // learning.rollout
+    if config.algorithm.replays:  # slots are emptied as they come, no batch is collected in them
+        columns = min(columns, getattr(learning, "waiting_columns", columns))
     # With more slots than one iteration takes, some of what synchronous policies leave would be two iterations old.
     slots = slots_per_group(
         minimum=s.min_traj_buffers_per_worker,

@@ -123,6 +123,11 @@ class Algorithm(ABC):
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards and their discount have an effect; default: where returns are estimated."""
+        return bool(self.values)
+
     # Flags, without torch.
 
     def variant(self, flags: Any) -> Algorithm:

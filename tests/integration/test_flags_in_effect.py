@@ -27,13 +27,14 @@ from appo.utils.flags import flag
 from tests.integration.runs import ROOT
 from tests.unit.datasets.data import written
 
-PLAYING = ("--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--env_vectorization=python")
+PLAYING = ("--num_workers=1", "--num_envs_per_worker=4", "--env_vectorization=python")
 SMALL = ("--inference=serial", "--use_rnn=False", "--encoder_mlp_layers=8", "--experiment=run")
 LENGTHS: Mapping[str, tuple[str, ...]] = {
     "APPO": ("--rollout=8", "--batch_size=64", "--train_for_env_steps=200"),
     "PPO": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
     "APEX": ("--rollout=8", "--batch_size=64", "--learning_starts=64", "--train_for_env_steps=200"),
     "PQN": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
+    "SAC": ("--env=Pendulum-v1", "--batch_size=64", "--learning_starts=64", "--train_for_env_steps=100"),
     "BC": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
     "MARWIL": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
 }
@@ -111,6 +112,8 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, algo: str, like: str = ""
     where = (f"--train_dir={folder}", f"--algo={algo}", *SMALL, *LENGTHS[like or algo])
     if find_algorithm(algo).needs_actors:
         where += PLAYING
+        if not any(word.startswith("--env=") for word in where):
+            where += ("--env=CartPole-v1",)
     else:
         where += (f"--input={folder / 'set'}",)
         written(folder / "set")
@@ -242,6 +245,12 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         (["--algo=APEX", "--actor_critic_share_weights=False"], NUMBERS, CHOICES, [
             "--actor_critic_share_weights has no effect: it is for networks with a critic"
         ]),
+        (["--algo=SAC", "--priority_beta=0.5", "--target_entropy=-2", "--gamma=0.9"], NUMBERS, REALS, [
+            "--priority_beta has no effect: it is for --prioritized_replay"
+        ]),
+        (["--algo=SAC", "--learn_temperature=False", "--target_entropy=-2", "--reward_scale=2"], NUMBERS, REALS, [
+            "--target_entropy has no effect: it is for --learn_temperature"
+        ]),
         (["--algo=PPO", "--recompute_advantages", "--ppo_epochs=1"], NUMBERS, CHOICES, [
             "--recompute_advantages has no effect: it is for --ppo_epochs above 1"
         ]),
@@ -304,7 +313,7 @@ def test_a_flag_of_something_that_is_off_gets_one_line(
 
 
 def test_only_what_is_given_is_told_and_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [f"--train_dir={tmp_path}", *SMALL, *PLAYING, *LENGTHS["APPO"]]
+    words = [f"--train_dir={tmp_path}", "--env=CartPole-v1", *SMALL, *PLAYING, *LENGTHS["APPO"]]
     told = []
     for more in ([], ["--train_in_background_thread", "--train_for_env_steps=400"], ["--train_for_env_steps=600"]):
         assert cli.run_command(lambda more=more: cli.run("train", [*words, *more])) == 0

@@ -39,6 +39,8 @@ TORCH = (
     "appo.algorithms.apex.learner",
     "appo.algorithms.pqn.learner",
     "appo.algorithms.apex.numpy_learner",
+    "appo.algorithms.sac.learner",
+    "appo.algorithms.sac.policy",
     "appo.algorithms.datasets.columns",
     "appo.algorithms.offline.fitted_q",
     "appo.algorithms.offline.learner",

@@ -15,6 +15,8 @@ NETWORK = (
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
     "appo.algorithms.pqn.learner",
+    "appo.algorithms.sac.learner",
+    "appo.algorithms.sac.policy",
     "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )

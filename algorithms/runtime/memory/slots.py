@@ -114,6 +114,7 @@ class Trajectories(SharedArrays):
     taker: Array = dims("S", np.int64)  # number of the taker of the slot, see `Topology.apart`
     columns_used: Array = dims("S P", np.int64)  # of the present hand-over, see `memory/ownership.py`
     continues: Array = dims("S", np.int64)  # the slot whose row T became row 0 of this one; -1: new episodes
+    follows: Array = dims("S", np.int64)  # the hand-over of that slot
     group_counts: Array = dims("G C", np.int64)  # totals of a group, continued by a replacement actor
     learner_counts: Array = dims("P C", np.int64)  # totals of a learner
 

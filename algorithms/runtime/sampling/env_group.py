@@ -269,6 +269,7 @@ class EnvGroup:
         slot, t = self.free.popleft(), self.trajectories
         start = 0 if self.totals["trajectories"] else self.plan.start
         t.continues[slot] = self.previous
+        t.follows[slot] = t.sequence[self.previous] if self.previous >= 0 else 0
         for key, row in self._carry_obs.items():
             t.obs[key][slot, start] = row
         t.first[slot, start] = self._carry_first

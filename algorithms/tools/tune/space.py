@@ -95,7 +95,7 @@ def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
     """
     algorithm, images, flat = config.algorithm, config.reads_images, config.to_flat()
     features = {"images": images, "vectors": not images, "memory": config.model.use_rnn, "actors": True}
-    features |= {"critic": algorithm.values == "critic", "returns": bool(algorithm.values)}
+    features |= {"critic": algorithm.values == "critic", "returns": algorithm.learns_from_rewards}
     space: dict[str, object] = {}
     for name in ("learning_rate", *CHOICES, *MULTIPLES):
         flag, value = config.table.flags.get(name), flat.get(name)

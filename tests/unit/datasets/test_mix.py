@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from appo.algorithms.apex.algorithm import read_transitions
 from appo.algorithms.apex.config import ApexConfig
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.config import APPOConfig
@@ -20,6 +19,7 @@ from appo.algorithms.datasets.mix import MixedBatches, joined, reader_of, shares
 from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.offline.config import CloningConfig
+from appo.algorithms.replay.algorithm import read_transitions
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device

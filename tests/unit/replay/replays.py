@@ -98,14 +98,21 @@ def replay_of(
     recorded: dict[str, Recorded] | None = None,
     lockstep: bool = False,
     path: Path | None = None,
+    rollout: int = ROLLOUT,
     **changes: object,
 ) -> Replay:
     plan = replace(PLAN, **changes)
-    counts = {"rows": ROWS, "rollout": ROLLOUT}
-    fields = replay_fields(plan, spec, replace(TOPOLOGY, **counts), rnn_state_size=2, recurrence=4)
+    counts = {"rows": ROWS, "rollout": rollout}
+    segment = min(4, rollout)
+    fields = replay_fields(plan, spec, replace(TOPOLOGY, **counts), rnn_state_size=2, recurrence=segment)
     more = (*fields, *StateBlock.declare(0, {}))
     world = world_of(
-        spec, rnn_state_size=2, recurrence=4, more=more, recorded=RECORDED if recorded is None else recorded, **counts
+        spec,
+        rnn_state_size=2,
+        recurrence=segment,
+        more=more,
+        recorded=RECORDED if recorded is None else recorded,
+        **counts,
     )
     seeds = np.random.SeedSequence(3)
     context = Context(spec, None, ModelConfig(), "float32", "cpu", seeds=seeds, arena=world.arena)

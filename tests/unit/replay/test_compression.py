@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from appo.algorithms.apex import algorithm
 from appo.algorithms.apex.algorithm import APEX
 from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.replay import algorithm
 from appo.algorithms.replay.frame_stores import PackedFrames
 from appo.algorithms.replay.frames import FrameRing, Stack
 from appo.algorithms.replay.storage import ReplayPlan, ReplayStorage, num_columns, replay_fields

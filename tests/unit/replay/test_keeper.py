@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from appo.algorithms.apex.algorithm import APEX, REPLAY
+from appo.algorithms.apex.algorithm import APEX
 from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.replay.algorithm import REPLAY
 from appo.algorithms.replay.keeper import HEADER_BYTES, NOT_WRITTEN, REST, ReplayFile, ReplayKeeper
 from appo.algorithms.replay.storage import ReplayStorage
 from appo.algorithms.runtime.messages import Begin, Stop, WorkerReport

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from appo.algorithms.apex.config import REPLAY_METRICS
+from appo.algorithms.replay.config import REPLAY_METRICS
 from appo.algorithms.runtime.learning.batches import BatchCounts, Entered
 from appo.algorithms.runtime.memory.ownership import LearnerLedger, note_columns_used
 from appo.algorithms.runtime.messages import SlotReleased

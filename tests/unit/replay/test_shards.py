@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from appo.algorithms.apex.algorithm import REPLAY
-from appo.algorithms.apex.config import REPLAY_METRICS
 from appo.algorithms.models.config import ModelConfig
+from appo.algorithms.replay.algorithm import REPLAY
 from appo.algorithms.replay.batch_ring import PLACES
+from appo.algorithms.replay.config import REPLAY_METRICS
 from appo.algorithms.replay.shards import ReplayShard, make_shard, num_shards, shard_fields
 from appo.algorithms.replay.source import ShardedSource
 from appo.algorithms.replay.storage import ReplayPlan

@@ -102,6 +102,14 @@ def slots_of(num_splits: int = 1, **flags: object) -> int:
     return topology_of(config, Sampling("local", 4, 8, num_splits), num_agents=1).slots_per_group
 
 
+@pytest.mark.parametrize(("ratio", "slots"), [(256, 2), (8, 33), (0, 257)])
+def test_actors_run_ahead_of_a_replay_by_one_update(ratio: float, slots: int) -> None:
+    """256 steps an update; trajectories of one step of one environment."""
+    flags = {"rollout": 1, "batch_size": 256, "replay_ratio": ratio, "n_steps": 3}
+    config = config_of(algo="APEX", **flags)
+    assert topology_of(config, Sampling("local", 1, 1, 1), num_agents=1).slots_per_group == slots
+
+
 def test_minibatches_that_may_wait_decide_slots() -> None:
     """An iteration is 128 trajectories, four of every env; one more is being written."""
     assert slots_of() == slots_of(num_minibatches_to_accumulate=2) == 1 + 4

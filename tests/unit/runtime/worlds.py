@@ -74,6 +74,7 @@ def number_all(world: World) -> None:
         "taker",
         "columns_used",
         "continues",
+        "follows",
         "group_counts",
         "learner_counts",
     )

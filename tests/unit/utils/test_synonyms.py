@@ -111,7 +111,7 @@ RIGHT = {
     "wandb_entity": "--wandb_user",
     "wandb_project_name": "--wandb_project",
     "exp_name": "--experiment",
-    "buffer_size": "--replay_capacity (of --algo=APEX)",
+    "buffer_size": "--replay_capacity (of --algo=SAC and --algo=APEX)",
     "target_network_update_freq": "--target_update_interval (of --algo=APEX)",
     "policy_mapping_fn": "--policy_mapping",
     "evaluation_interval": "--eval_every_sec (seconds, not iterations)",
@@ -162,7 +162,7 @@ def test_a_name_that_has_no_counterpart_says_why(name: str) -> None:
     ("words", "expected"),
     [
         (["--recompute_advantages"], "unknown flag --recompute_advantages; it is a flag of --algo=PPO"),
-        (["--replay_capacity=9"], "unknown flag --replay_capacity; it is a flag of --algo=APEX"),
+        (["--replay_capacity=9"], "unknown flag --replay_capacity; it is a flag of --algo=APEX, --algo=SAC"),
         (["--fps=3"], "unknown flag --fps; it is a flag of appo enjoy"),
         (["--episodes=3"], "unknown flag --episodes; it is a flag of appo evaluate, appo match"),
         (["--no-anneal-lr"], "unknown flag --no_anneal_lr; --anneal_lr would be --lr_schedule=linear"),

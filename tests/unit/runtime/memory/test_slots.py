@@ -49,6 +49,7 @@ def test_shapes_and_types_of_a_plain_environment() -> None:
         "taker": ((4,), "int64"),
         "columns_used": ((4, 1), "int64"),
         "continues": ((4,), "int64"),
+        "follows": ((4,), "int64"),
         "group_counts": ((2, 16), "int64"),
         "learner_counts": ((1, 16), "int64"),
     }

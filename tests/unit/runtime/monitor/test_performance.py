@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from appo.algorithms.apex.algorithm import REPLAY
+from appo.algorithms.replay.algorithm import REPLAY
 from appo.algorithms.runtime.messages import TimeReport
 from appo.algorithms.runtime.monitor.performance import (
     Machine,

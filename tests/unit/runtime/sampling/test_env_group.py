@@ -63,6 +63,8 @@ def test_row_t_becomes_row_0_of_the_next_slot(same_step: bool) -> None:
         assert np.array_equal(t.obs["obs"][earlier, 4], t.obs["obs"][later, 0])
         assert np.array_equal(t.first[earlier, 4], t.first[later, 0])
         assert np.array_equal(t.policy_id[earlier, 4], t.policy_id[later, 0])
+    assert t.continues.tolist() == list(range(-1, 29))
+    assert t.follows.tolist() == [0, *[1] * 29]
     assert t.first[:, 4].any()
     assert not t.first[:, 4].all()
 

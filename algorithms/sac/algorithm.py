@@ -1,0 +1,83 @@
+"""SAC as an `Algorithm`; torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from appo.algorithms.replay.algorithm import ReplayAlgorithm, WithoutActors
+from appo.algorithms.runtime.algorithm import Algorithm, Context
+from appo.algorithms.sac import presets
+from appo.algorithms.sac.config import METRICS, PANEL, SACConfig
+from appo.utils.errors import UsageError
+
+if TYPE_CHECKING:
+    from appo.algorithms.models.flat_module import FlatModule
+    from appo.algorithms.models.policy_network import PolicyNetwork
+    from appo.algorithms.sac.learner import SACLearner
+    from appo.algorithms.sac.policy import SACPolicy
+    from appo.envs.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class SAC(ReplayAlgorithm):
+    """Squashed Gaussian policy that maximizes reward and entropy, trained on steps drawn from a replay."""
+
+    name: ClassVar[str] = "SAC"
+    flags: ClassVar[type[Any]] = SACConfig
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    panel: ClassVar[Mapping[str, str]] = PANEL
+    values: ClassVar[str] = ""
+
+    def check(self, flags: SACConfig, spec: EnvSpec | None) -> None:
+        """Refuse contradictory flags, and actions that are not numbers squashed between bounds (UsageError)."""
+        super().check(flags, spec)
+        if spec is None or all(part.kind == "tanh_gaussian" for part in spec.action.parts):
+            return
+        if not all(part.is_real for part in spec.action.parts):
+            raise UsageError("--algo=SAC needs continuous actions, the environment has choices: take APEX, APPO or PPO")
+        bounds = (*(spec.action.low or ()), *(spec.action.high or ()))
+        is_squashed = any(part.kind == "tanh_gaussian" for part in spec.action.parts)
+        if is_squashed or not all(abs(bound) < float("inf") for bound in bounds):
+            raise UsageError(
+                "--algo=SAC needs actions between two bounds, the environment has numbers without: wrap it in"
+                " gymnasium.wrappers.RescaleAction or ClipAction, or take APPO or PPO"
+            )
+        raise UsageError("--algo=SAC squashes actions between their bounds: add --action_distribution=tanh_gaussian")
+
+    def without_actors(self) -> Algorithm:
+        """Return the variant that reads datasets alone."""
+        return OfflineSAC()
+
+    def preset(self, name: str, device: str) -> Mapping[str, object]:
+        """Return flag -> value of learning for a known environment."""
+        return presets.PRESETS.get(name, presets.NUMBERS)
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
+        """Return flag -> value of learning for an unknown environment."""
+        return presets.IMAGES if images else presets.NUMBERS
+
+    def learner_class(self) -> type[SACLearner]:
+        """Return the class of the learner."""
+        from appo.algorithms.sac.learner import SACLearner
+
+        return SACLearner
+
+    def network(self, context: Context) -> PolicyNetwork:
+        """Make the network of the policy."""
+        from appo.algorithms.models.policy_network import build_policy_network
+
+        return build_policy_network(context.model, context.spec)
+
+    def policy(self, context: Context, flat: FlatModule) -> SACPolicy:
+        """Make the policy; without shared memory of a run no action is uniform."""
+        from appo.algorithms.sac.policy import SACPolicy
+
+        steps = 0 if context.arena is None else context.flags.learning_starts * context.spec.frames_per_step
+        return SACPolicy(flat, context.spec, steps)
+
+
+@dataclass(frozen=True)
+class OfflineSAC(WithoutActors, SAC):
+    """SAC that learns from datasets alone."""

@@ -1,0 +1,98 @@
+"""The flags of SAC. Imports neither torch nor numpy."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from appo.algorithms.parts.config import STEP_METRICS, OptimizerConfig, network_metrics
+from appo.algorithms.replay.config import ReplayConfig
+from appo.utils.errors import UsageError
+from appo.utils.flags import flag, same_flag
+
+
+@dataclass(frozen=True)
+class SACConfig(ReplayConfig):
+    """Learning."""
+
+    learning_rate: float = same_flag(
+        OptimizerConfig, "learning_rate", "step size of policy and temperature", default=3e-4
+    )
+    critic_learning_rate: float = flag(
+        1e-3, "step size of the critics", minimum=0, mutation="scale", mutation_range=(1e-8, 1.0)
+    )
+    adam_eps: float = same_flag(OptimizerConfig, "adam_eps", default=1e-8)
+    max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=0.0)
+    rollout: int = same_flag(ReplayConfig, "rollout", default=1)
+    batch_size: int = same_flag(ReplayConfig, "batch_size", default=256)
+    n_steps: int = same_flag(ReplayConfig, "n_steps", default=1)
+    learning_starts: int = same_flag(
+        ReplayConfig,
+        "learning_starts",
+        "agent steps in the replay before the first update; until as many are played, actions are uniform",
+        default=5000,
+    )
+    prioritized_replay: bool = same_flag(ReplayConfig, "prioritized_replay", default=False)
+    max_weight_sync_delay: int = same_flag(ReplayConfig, "max_weight_sync_delay", default=0)
+    updates_per_step: float = flag(
+        1.0,
+        "optimizer steps per agent step: actors wait for the learner, and it for them, to keep it; 0 = as many as the"
+        " learner manages",
+        minimum=0,
+    )
+    num_critics: int = flag(
+        2, "networks that value actions; the smallest of their values counts", minimum=1, fixed_on_resume=True
+    )
+    target_rate: float = flag(
+        0.005,
+        "share of the way that the target networks go to the critics after every update",
+        minimum=0,
+        maximum=1,
+        mutation="scale",
+        mutation_range=(1e-4, 1.0),
+    )
+    learn_temperature: bool = flag(
+        True, "adjust the temperature until the entropy of the policy is target_entropy", fixed_on_resume=True
+    )
+    temperature: float = flag(
+        1.0, "weight of entropy against reward; with learn_temperature at the start", minimum=1e-9
+    )
+    target_entropy: float | None = flag(
+        None,
+        "entropy of an action in [-1, 1] that learn_temperature aims at; none = one nat less than 0 per number",
+        needs="learn_temperature",
+    )
+
+    @property
+    def uses_per_step(self) -> float:
+        """Uses of every agent step in training, on average; 0: as many as the learner manages."""
+        return self.updates_per_step * self.batch_size
+
+    def one_update(self, size: int) -> Self:
+        """Return flags for training once on so many new samples, for measuring time."""
+        return replace(super().one_update(size), updates_per_step=1.0 / size)
+
+    def check(self) -> None:
+        """Refuse contradictory flags (UsageError)."""
+        super().check()
+        if self.lr_schedule.startswith("kl_adaptive"):
+            raise UsageError(f"--lr_schedule={self.lr_schedule}: --algo=SAC measures no KL divergence")
+
+
+METRICS = {
+    "loss": "mean of temperature * log-probability - value of drawn actions, which the policy lowers",
+    "critic_loss": "half the squared error of the critics, summed over the critics",
+    "q_mean": "mean value of the actions taken, over the critics",
+    "target_mean": "mean of the targets",
+    "entropy": "mean entropy of the policy by drawn actions in [-1, 1], in nats; approaches `--target_entropy`",
+    "temperature": "weight of entropy against reward",
+    **STEP_METRICS,
+    **network_metrics("critics"),
+    **network_metrics("entropy_weight"),
+}
+
+PANEL = {
+    "critic_loss": "critics",
+    "q_mean": "q",
+    "entropy": "entropy",
+    "temperature": "temperature",
+    "learning_rate": "rate",
+}

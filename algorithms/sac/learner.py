@@ -1,0 +1,123 @@
+"""The SAC learner: critics, policy and temperature on batches drawn from a replay.
+
+`SACLearner.learn` is the algorithm; `ops/soft_q.py` has the losses. The module is independent of processes.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from appo.algorithms.models.actor_critic import model_inputs
+from appo.algorithms.models.critics import Critics
+from appo.algorithms.models.encoders import Observations
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.policy_network import PolicyNetwork
+from appo.algorithms.ops import soft_q
+from appo.algorithms.ops.distributions import ActionDistribution, squashed
+from appo.algorithms.parts.learner import LOSS, FlatLearner
+from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.learning.batches import Batch, Feedback
+from appo.algorithms.sac.config import SACConfig
+
+
+class Temperature(nn.Module):
+    """The logarithm of the temperature as a parameter, [1]."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.full((1,), math.log(temperature)))
+
+
+class SACLearner(FlatLearner):
+    """Trains one policy (Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1).
+
+    Args:
+        flat: network of the policy with all weights in one vector, on the device.
+        context: see `FlatLearner`.
+
+    Attributes:
+        critics: networks of the values, in one module with an Adam.
+        targets: slow copies of the critics.
+        entropy_weight: learned temperature with an Adam; None: `--temperature`.
+    """
+
+    config: SACConfig
+
+    def __init__(self, flat: FlatModule, context: Context) -> None:
+        super().__init__(flat, context)
+        assert isinstance(flat.module, PolicyNetwork)
+        self.model, self.parts, device = flat.module, context.spec.action.parts, flat.flat.device
+        num_actions, c = context.spec.action.num_values, self.config
+        critics = Critics(model_inputs(context.spec), context.model, num_actions, c.num_critics).to(device)
+        self.targets = self.keep_network("targets", copy.deepcopy(critics))
+        self.critics = self.add_network("critics", critics, rate="critic_learning_rate")
+        self.entropy_weight = None
+        if c.learn_temperature:
+            self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
+
+    @property
+    def target_entropy(self) -> float:
+        """Entropy of an action that the temperature aims at, in nats."""
+        asked = self.config.target_entropy
+        return -float(self.context.spec.action.num_values) if asked is None else asked
+
+    @property
+    def temperature(self) -> Tensor:
+        """Return the temperature, [1]."""
+        if self.entropy_weight is None:
+            return self.flat.flat.new_full((1,), self.config.temperature)
+        return self.entropy_weight.flat.flat.exp()
+
+    def draw(self, obs: Observations) -> tuple[Tensor, Tensor]:
+        """Draw actions [B, A] in [-1, 1] for scaled observations {key} [B, *], and their log-probability [B]."""
+        nothing = self.flat.flat.new_zeros(len(next(iter(obs.values()))), 0)
+        logits, _, _ = self.model.act_scaled(obs, nothing.new_zeros(len(nothing), dtype=torch.bool), nothing)
+        action, log_prob = ActionDistribution(self.parts, logits).rsample(self.device_generator)
+        return squashed(self.parts, action), log_prob
+
+    @torch.no_grad()
+    def target(self, batch: Batch, later: Observations) -> Tensor:
+        """Return the targets [B] of a batch with scaled observations {key} [B, *] after the n steps."""
+        action, log_prob = self.draw(later)
+        q = self.targets.module(later, action)
+        return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
+
+    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
+        """Make one step of critics, policy and temperature; yield errors [1, B], and the flags in use.
+
+        Args:
+            batch: batch of single steps of a `ReplaySource`, on the device of the model.
+            progress: used share of the training budget, in [0, 1]; drives schedules.
+        """
+        c, critics = self.config, self.critics.flat.module
+        self.follow(progress)
+        now, later = (self.model.scaled({key: batch.obs[key][i] for key in self.model.keys}) for i in (0, 1))
+        weight = batch.recorded["weight"][0]
+        target = self.target(batch, later)
+        q = critics(now, squashed(self.parts, batch.action[0]))
+        critic_loss = soft_q.critic_loss(q, target, weight ** c.beta(progress))
+        self.critics.descend(critic_loss, batch.valid)
+        q = q.detach()
+
+        # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
+        action, log_prob = self.draw(now)
+        loss = soft_q.policy_loss(critics(now, action, frozen=True), log_prob, self.temperature, weight / weight.mean())
+        self.optimizer.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        metrics = {LOSS: loss, "critic_loss": critic_loss, "q_mean": q.mean(), "target_mean": target.mean()}
+        metrics |= {"entropy": -log_prob.mean(), "temperature": self.temperature.squeeze(0)}
+        self.step(batch.valid, metrics)
+        if self.entropy_weight is not None:
+            gradient = soft_q.temperature_gradient(log_prob.detach(), self.target_entropy)
+            self.entropy_weight.optimizer.gradient.copy_(gradient)
+            self.entropy_weight.step(gradient.isfinite())
+
+        self.targets.flat.lerp_(self.critics.flat.flat, c.target_rate)
+        self.statistics.update(batch, [])
+        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        if self.updates % c.updates_per_version == 0:
+            self.version += 1
+        yield {"priority": (q - target).abs().mean(0, keepdim=True).cpu().numpy(), "flags": c}

@@ -1,0 +1,42 @@
+"""The policy of SAC: actions of a squashed Gaussian, at first uniform in the box."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.stochastic_policy import StochasticPolicy
+from appo.envs.spec import EnvSpec
+
+NEARLY_ONE = 1.0 - 1e-6
+"""Largest uniform number: the number before tanh is finite."""
+
+
+class SACPolicy(StochasticPolicy):
+    """Draws from the network's distribution, and uniformly while the learner has counted few steps.
+
+    Args:
+        flat: network, ready to act, with all weights in one vector.
+        spec: spaces of the environment.
+        uniform_env_steps: env steps of the policy with uniform actions; 0 for a player.
+    """
+
+    def __init__(self, flat: FlatModule, spec: EnvSpec, uniform_env_steps: int) -> None:
+        super().__init__(flat, spec, ())
+        self._until = uniform_env_steps
+        # A tensor, because a captured pass repeats no Python.
+        self._is_uniform = torch.tensor(uniform_env_steps > 0, device=flat.flat.device)
+
+    def follow(self, env_steps: int) -> None:
+        """Note the env steps that the learner has counted."""
+        self._is_uniform.fill_(env_steps < self._until)
+
+    def act(self, *arguments: Any, greedy: bool | Tensor = False, **how: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Act in N rows; see `Policy.act` for arguments and results."""
+        step, state = super().act(*arguments, greedy=greedy, **how)
+        if self._until and greedy is False:
+            action, random = step["action"], arguments[4]
+            uniform = torch.empty_like(action).uniform_(-NEARLY_ONE, NEARLY_ONE, generator=random.generator)
+            step["action"] = torch.where(self._is_uniform, uniform.atanh_(), action)
+        return step, state
