@@ -14,6 +14,7 @@ NETWORK = (
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
+    "appo.algorithms.pqn.learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
     "appo.algorithms.parts.epsilon_greedy",
