@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from appo.algorithms.parts.config import STEP_METRICS, OptimizerConfig
+from appo.algorithms.parts.config import STEP_METRICS, EpsilonConfig, OptimizerConfig
 from appo.algorithms.replay.config import ReplayConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
@@ -58,17 +58,8 @@ class ApexConfig(ReplayConfig):
         " as the learner manages",
         minimum=0,
     )
-    epsilon: float = flag(
-        0.4,
-        "row i of N acts at random with probability epsilon^(1 + i / (N-1) * epsilon_alpha); a single row, with the"
-        " smallest of them",
-        minimum=0,
-        maximum=1,
-        needs="actors",
-    )
-    epsilon_alpha: float = flag(
-        7.0, "how much less the last row explores than the first, see epsilon", minimum=0, needs="actors"
-    )
+    epsilon: float = same_flag(EpsilonConfig, "epsilon")
+    epsilon_alpha: float = same_flag(EpsilonConfig, "epsilon_alpha")
 
     @property
     def uses_per_step(self) -> float:

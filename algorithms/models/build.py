@@ -20,7 +20,7 @@ from appo.algorithms.models.actor_critic import (
     UnitScale,
     model_inputs,
 )
-from appo.algorithms.models.config import ENCODERS, ModelConfig, check_size, encoder_names, refuse_weights
+from appo.algorithms.models.config import ENCODERS, MLP_RESIDUAL, ModelConfig, check_size, encoder_names, refuse_weights
 from appo.algorithms.models.cores import Core, IdentityCore, RecurrentCore
 from appo.algorithms.models.custom import custom_class, custom_core, custom_encoder, custom_model, size_of
 from appo.algorithms.models.encoders import DictEncoder, Encoder, share_images
@@ -92,7 +92,8 @@ def build_encoder(subtype: str, shape: Shape, config: ModelConfig) -> Encoder:
     """Make the encoder of a row of `ENCODERS` for a shape; torch draws the weights."""
     builder = next(row.builder for row in ENCODERS if row.subtype == subtype)
     build: Callable[[Shape, ModelConfig], Encoder] = getattr(encoders, builder)
-    return build(shape, config)
+    encoder = build(shape, config)
+    return encoders.with_layer_norm(encoder) if config.layer_norm and subtype != MLP_RESIDUAL else encoder
 
 
 def describe(model: nn.Module) -> str:

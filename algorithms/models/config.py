@@ -112,6 +112,13 @@ class ModelConfig:
     nonlinearity: str = flag(
         "elu", "activation of every layer", choices=("elu", "relu", "tanh"), fixed_on_resume=True, needs="activations"
     )
+    layer_norm: bool = flag(
+        False,
+        "layer normalization between every linear layer or convolution of the encoder and its activation; in residual"
+        " nets of images after the fully connected layers alone",
+        fixed_on_resume=True,
+        needs="activations",
+    )
     policy_initialization: str = flag(
         "orthogonal",
         "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",

@@ -218,6 +218,24 @@ def _of_flat(shape: Shape, layers: list[nn.Module], size: int) -> Encoder:
     return Encoder([nn.Flatten() if shape else nn.Unflatten(0, (-1, 1)), *layers], size)
 
 
+def with_layer_norm(encoder: Encoder) -> Encoder:
+    """Return the encoder with normalized outputs of its linear layers and convolutions; images as a whole.
+
+    Source: Gallici et al. 2024, arXiv:2407.04811, section 3.1.
+    """
+    layers: list[nn.Module] = []
+    num_image_layers = 0
+    for i, layer in enumerate(encoder):
+        layers.append(layer)
+        if isinstance(layer, nn.Linear):
+            layers.append(nn.LayerNorm(layer.out_features))
+        elif isinstance(layer, nn.Conv2d):
+            layers.append(nn.GroupNorm(1, layer.out_channels))
+        if i + 1 == encoder.num_image_layers:
+            num_image_layers = len(layers)
+    return Encoder(layers, encoder.output_size, num_image_layers)
+
+
 def conv_encoder(
     shape: tuple[int, ...], conv_layers: tuple[ConvLayer, ...], extra_layer_sizes: tuple[int, ...], activation: str
 ) -> Encoder:

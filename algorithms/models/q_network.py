@@ -24,6 +24,8 @@ class QNetwork(ActorCritic):
 
     Attributes:
         sizes: choices of every branch.
+        exploration: share of random actions, beyond the share of the row, that falls while the network learns; a scalar
+            that is published with the weights; None: not part of the network.
     """
 
     logits_name: ClassVar[str] = "q_values"
@@ -32,7 +34,11 @@ class QNetwork(ActorCritic):
         " h of that"
     )
 
-    def __init__(self, env_spec: EnvSpec, config: ModelConfig, tower: Tower, *, dueling: bool) -> None:
+    exploration: Tensor | None
+
+    def __init__(
+        self, env_spec: EnvSpec, config: ModelConfig, tower: Tower, *, dueling: bool, explores: bool = False
+    ) -> None:
         super().__init__(env_spec, config, tower.state_size)
         self.tower = tower
         self.dueling = dueling
@@ -46,6 +52,7 @@ class QNetwork(ActorCritic):
         for head in heads:
             nn.init.orthogonal_(head.weight, gain=OUTPUT_GAIN)
             nn.init.zeros_(head.bias)
+        self.register_buffer("exploration", torch.ones(()) if explores else None)
         self.leave_bytes_to_encoders(env_spec)
 
     @property
@@ -103,8 +110,14 @@ class QNetwork(ActorCritic):
         return torch.stack([branch.amax(-1) for branch in torch.split(q, self.sizes, dim=-1)], dim=-1).mean(-1)
 
 
-def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool) -> QNetwork:
+def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool, explores: bool = False) -> QNetwork:
     """Make the network of an environment; torch's global generator draws the weights.
+
+    Args:
+        config: flags of the network.
+        env_spec: spec of the environment.
+        dueling: whether Q consists of the value of the state and an advantage of every choice.
+        explores: whether the network has `QNetwork.exploration`.
 
     Raises:
         UsageError: the encoder cannot read the observations, or flags bound the values.
@@ -113,4 +126,5 @@ def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool) ->
         raise UsageError(
             "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
         )
-    return QNetwork(env_spec, config, build_tower(config, model_inputs(env_spec)), dueling=dueling)
+    tower = build_tower(config, model_inputs(env_spec))
+    return QNetwork(env_spec, config, tower, dueling=dueling, explores=explores)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag
+from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class ColumnsConfig(OptimizerConfig):
+class RolloutConfig(OptimizerConfig):
     """Flags of batches whose columns are whole trajectories. The runtime reads all of these flags by name."""
 
     rollout: int = flag(32, "steps of a trajectory, the unit handed from actors to the learner", minimum=1)
@@ -76,12 +76,6 @@ class ColumnsConfig(OptimizerConfig):
         1, "batches collected before training on them; more allow shuffling and add policy lag", minimum=1
     )
     gamma: float = flag(0.99, "discount per step", minimum=0, maximum=1, needs="returns")
-    normalize_returns: bool = flag(
-        True,
-        "let the critic predict returns in units of their running standard deviation",
-        fixed_on_resume=True,
-        needs="returns",
-    )
 
     @property
     def ppo_epochs(self) -> int:
@@ -112,6 +106,81 @@ class ColumnsConfig(OptimizerConfig):
     def _check_batch_size(self) -> None:
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
+
+
+@dataclass(frozen=True)
+class IterationConfig(RolloutConfig):
+    """Flags of an iteration whose whole trajectories are drawn, as steps or segments, into minibatches."""
+
+    recurrence: int = same_flag(
+        RolloutConfig,
+        "recurrence",
+        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout; without a"
+        " recurrent core every step is a segment of its own",
+    )
+    batch_size: int = same_flag(
+        RolloutConfig,
+        "batch_size",
+        "samples (env steps of an agent) per optimizer step; may be smaller than rollout",
+        default=128,
+        mutation=None,
+    )
+    num_batches_per_iteration: int = same_flag(
+        RolloutConfig,
+        "num_batches_per_iteration",
+        "minibatches collected before training on them; times batch_size, a multiple of rollout",
+        default=8,
+    )
+
+    def _check_batch_size(self) -> None:
+        check_iteration(self.batch_size, self.num_batches_per_iteration, self.rollout)
+
+
+def check_iteration(batch_size: int, num_batches: int, rollout: int) -> None:
+    """Refuse minibatches of steps that do not add up to whole trajectories (UsageError)."""
+    if batch_size * num_batches % rollout:
+        raise UsageError(
+            f"--batch_size={batch_size} times --num_batches_per_iteration={num_batches} is no multiple of"
+            f" --rollout={rollout}"
+        )
+
+
+def check_segments(batch_size: int, segment_steps: int) -> None:
+    """Refuse minibatches that are not whole segments of a network with a memory (UsageError)."""
+    if batch_size % segment_steps:
+        raise UsageError(
+            f"--batch_size={batch_size} is no multiple of --recurrence={segment_steps}, the steps of a segment that a"
+            " recurrent network is trained on"
+        )
+
+
+@dataclass(frozen=True)
+class ColumnsConfig(RolloutConfig):
+    """Flags of an actor-critic that trains on whole trajectories."""
+
+    normalize_returns: bool = flag(
+        True,
+        "let the critic predict returns in units of their running standard deviation",
+        fixed_on_resume=True,
+        needs="returns",
+    )
+
+
+@dataclass(frozen=True)
+class EpsilonConfig:
+    """Flags of a policy that acts at random with a probability per row."""
+
+    epsilon: float = flag(
+        0.4,
+        "row i of N acts at random with probability epsilon^(1 + i / (N-1) * epsilon_alpha); a single row, with the"
+        " smallest of them",
+        minimum=0,
+        maximum=1,
+        needs="actors",
+    )
+    epsilon_alpha: float = flag(
+        7.0, "how much less the last row explores than the first, see epsilon", minimum=0, needs="actors"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The policy of Q-learning: the greedy action, or a random action with the probability of the row."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -20,18 +21,27 @@ class ExploringRandom(NamedTuple):
 
 
 class EpsilonGreedyPolicy:
-    """Acts by a Q-network, and records "q_taken" [N] and "q_max" [N], means over branches in units of return.
+    """Acts by a Q-network, and records values, means over branches in units of return.
 
     Args:
         flat: network, ready to act, with all weights in one vector.
         spec: spaces of the environment.
         epsilon: probability [N] of a random action, per row of the run; None for a player, greedy before `explore`.
         rescaled: whether the network predicts h(return).
+        records: records of a step, "q_taken" [N] and "q_max" [N], and "final_value" [N] of true final observations.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, epsilon: Tensor | None, *, rescaled: bool) -> None:
+    def __init__(
+        self,
+        flat: FlatModule,
+        spec: EnvSpec,
+        epsilon: Tensor | None,
+        *,
+        rescaled: bool,
+        records: Collection[str] = ("q_taken", "q_max"),
+    ) -> None:
         assert isinstance(flat.module, QNetwork)
-        self.flat, self.model, self.rescaled = flat, flat.module, rescaled
+        self.flat, self.model, self.rescaled, self.records = flat, flat.module, rescaled, frozenset(records)
         self.epsilon = None if epsilon is None else epsilon.to(flat.flat.device)
         self.rnn_state_size = flat.module.rnn_state_size
         self._dtype = getattr(torch, spec.action.dtype)
@@ -63,7 +73,9 @@ class EpsilonGreedyPolicy:
         best = action = q_learning.greedy_action(q, sizes)
         epsilon = None
         if rows is not None and self.epsilon is not None:
-            epsilon = self.epsilon[rows]
+            # A network can have a share of random actions that falls while it learns, see `QNetwork.exploration`.
+            epsilon, share = self.epsilon[rows], self.model.exploration
+            epsilon = epsilon if share is None else epsilon + (1 - epsilon) * share
         elif self._of_player:
             epsilon = q.new_full((len(q),), self._of_player)
         if greedy is not True and epsilon is not None:
@@ -76,14 +88,19 @@ class EpsilonGreedyPolicy:
             if isinstance(greedy, Tensor):
                 action = torch.where(greedy, best, action)
         chosen = {"q_taken": action, "q_max": best}
-        values = {name: q_learning.taken(q, choice, sizes).mean(-1) for name, choice in chosen.items()}
-        if self.rescaled:
-            values = {name: q_learning.unscaled_value(value) for name, value in values.items()}
+        values = {name: self._value(q, choice) for name, choice in chosen.items() if name in self.records}
         return {"action": action.to(self._dtype), **values}, state
 
     def final(self, obs: dict[str, Tensor], first: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Record nothing: a replay stores no values of true final observations."""
-        return {}
+        """Return the largest values of allowed choices [N] of true final observations, if recorded."""
+        if "final_value" not in self.records:
+            return {}
+        q = q_learning.allowed_only(self.model.q_values(obs, first, state)[0], self.model.allowed(obs, 1))
+        return {"final_value": self._value(q, q_learning.greedy_action(q, self.model.sizes))}
+
+    def _value(self, q: Tensor, choice: Tensor) -> Tensor:
+        value = q_learning.taken(q, choice, self.model.sizes).mean(-1)
+        return q_learning.unscaled_value(value) if self.rescaled else value
 
     def fast(self, trajectories: Trajectories, random: ExploringRandom) -> FastPolicy | None:
         """Return None: the policy has no twin without torch."""

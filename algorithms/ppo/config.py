@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, EXPLAINED, SURROGATE_METRICS, SurrogateConfig
+from appo.algorithms.parts.config import (
+    ACTOR_CRITIC_METRICS,
+    EXPLAINED,
+    SURROGATE_METRICS,
+    IterationConfig,
+    SurrogateConfig,
+    check_iteration,
+    check_segments,
+)
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
@@ -15,25 +23,9 @@ class PPOConfig(SurrogateConfig):
     adam_eps: float = same_flag(SurrogateConfig, "adam_eps", default=1e-5)
     max_grad_norm: float = same_flag(SurrogateConfig, "max_grad_norm", default=0.5)
     rollout: int = same_flag(SurrogateConfig, "rollout", default=128)
-    recurrence: int = same_flag(
-        SurrogateConfig,
-        "recurrence",
-        "steps of a segment of backpropagation through time, dividing rollout; 1 = none, 0 = rollout; without a"
-        " recurrent core every step is a segment of its own",
-    )
-    batch_size: int = same_flag(
-        SurrogateConfig,
-        "batch_size",
-        "samples (env steps of an agent) per optimizer step; may be smaller than rollout",
-        default=64,
-        mutation=None,
-    )
-    num_batches_per_iteration: int = same_flag(
-        SurrogateConfig,
-        "num_batches_per_iteration",
-        "minibatches collected before training on them; times batch_size, a multiple of rollout",
-        default=32,
-    )
+    recurrence: int = same_flag(IterationConfig, "recurrence")
+    batch_size: int = same_flag(IterationConfig, "batch_size", default=64)
+    num_batches_per_iteration: int = same_flag(IterationConfig, "num_batches_per_iteration", default=32)
     ppo_epochs: int = same_flag(SurrogateConfig, "ppo_epochs", "passes over the collected minibatches", default=10)
     microbatch_size: int = same_flag(
         SurrogateConfig,
@@ -89,11 +81,7 @@ class PPOConfig(SurrogateConfig):
         return self.num_batches_per_iteration * self.batch_size // self.rollout
 
     def _check_batch_size(self) -> None:
-        size, count, rollout = self.batch_size, self.num_batches_per_iteration, self.rollout
-        if size * count % rollout:
-            raise UsageError(
-                f"--batch_size={size} times --num_batches_per_iteration={count} is no multiple of --rollout={rollout}"
-            )
+        check_iteration(self.batch_size, self.num_batches_per_iteration, self.rollout)
 
     def check(self, *, recurrent: bool = False) -> None:
         """Refuse flags that contradict each other.
@@ -106,11 +94,8 @@ class PPOConfig(SurrogateConfig):
         """
         super().check()
         size, segment = self.microbatch_size, self.segment_steps
-        if recurrent and self.batch_size % segment:
-            raise UsageError(
-                f"--batch_size={self.batch_size} is no multiple of --recurrence={segment}, the steps of a"
-                " segment that a recurrent network is trained on"
-            )
+        if recurrent:
+            check_segments(self.batch_size, segment)
         if not size:
             return
         if size >= self.batch_size or self.batch_size % size:

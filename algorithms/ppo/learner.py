@@ -17,6 +17,7 @@ from appo.algorithms.ops.returns import Returns, gae
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import KL
 from appo.algorithms.parts.optimizer import GradientSum
+from appo.algorithms.parts.segments import drawn_segments
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
@@ -194,12 +195,9 @@ class PPOLearner(SurrogateLearner):
     def _plan(self, batch: Batch) -> list[Tensor]:
         """Return segments [N] of every minibatch of every epoch, numbered in the order of `Batch.rnn_state` [*, B]."""
         c, count = self.config, batch.valid.numel() // self.segment_steps
-        plan: list[Tensor] = []
-        for _ in range(c.ppo_epochs):
-            order = torch.randperm(count, generator=self.generator) if c.shuffle_minibatches else torch.arange(count)
-            order = order.to(batch.valid.device, non_blocking=True)
-            plan += torch.split(order, c.batch_size // self.segment_steps)
-        return plan
+        random, device = self.generator if c.shuffle_minibatches else None, batch.valid.device
+        plan = drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, random)
+        return [segments.to(device, non_blocking=True) for segments in plan]
 
     def minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
         """Gather segments [N], and draw the noise of RPO."""

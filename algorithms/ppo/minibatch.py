@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, fields, replace
 
-import torch
 from torch import Tensor
 
 from appo.algorithms.ops import losses
+from appo.algorithms.parts.segments import rows_of, select
 from appo.algorithms.runtime.learning.batches import Batch
 
 
@@ -43,14 +43,7 @@ def gather(batch: Batch, segments: Tensor, noise: Tensor, *, remembers: bool) ->
         noise: noise [S, N, *] of RPO, with S steps of a segment.
         remembers: whether the network has a state.
     """
-    steps, columns = len(noise), batch.valid.shape[1]
-    start = segments.div(columns, rounding_mode="floor") * steps * columns + segments % columns
-    row = start + columns * torch.arange(steps, device=start.device).unsqueeze(1)
-    seen = row if steps == 1 else torch.cat((row, row[-1:] + columns))
-
-    def select(x: Tensor, at: Tensor) -> Tensor:
-        return x.flatten(0, 1).index_select(0, at.flatten()).view(*at.shape, *x.shape[2:])
-
+    row, seen = rows_of(segments, len(noise), batch.valid.shape[1])
     return Minibatch(
         obs={key: select(x, seen) for key, x in batch.obs.items()},
         first=select(batch.first, seen),

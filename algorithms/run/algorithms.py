@@ -26,6 +26,7 @@ ALGORITHMS = {
     "A3C": "appo.algorithms.a3c.algorithm:A3C",
     "APEX": "appo.algorithms.apex.algorithm:APEX",
     "SAC": "appo.algorithms.sac.algorithm:SAC",
+    "PQN": "appo.algorithms.pqn.algorithm:PQN",
     "BC": "appo.algorithms.offline.algorithm:BC",
     "MARWIL": "appo.algorithms.offline.algorithm:MARWIL",
 }

@@ -37,6 +37,7 @@ TORCH = (
     "appo.algorithms.a3c.learner",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
+    "appo.algorithms.pqn.learner",
     "appo.algorithms.apex.numpy_learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",

@@ -16,6 +16,7 @@ NETWORK = (
     "appo.algorithms.apex.learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
+    "appo.algorithms.pqn.learner",
     "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )

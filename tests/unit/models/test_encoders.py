@@ -344,6 +344,30 @@ def test_the_gradient_of_images_has_their_channels_last_as_they_have() -> None:
     assert not weights.view(2, 3, 5, 4).is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("name", ["mlp", "convnet_atari"])
+def test_layers_are_normalized_before_their_activation(name: str) -> None:
+    """Linear layers over their units, convolutions over an image; in pieces, threads, bytes and bf16 as without."""
+    shape = (5,) if name == "mlp" else (1, 36, 36)
+    torch.manual_seed(0)
+    plain = build_encoder(name, shape, config_of())
+    torch.manual_seed(0)
+    encoder = build_encoder(name, shape, config_of(layer_norm=True))
+    x = torch.rand(AT_ONCE + 3, *shape)
+    expected = x
+    for layer in plain:
+        expected = layer(expected)
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            over = tuple(range(1, expected.dim()))
+            variance = expected.var(over, keepdim=True, unbiased=False)
+            expected = (expected - expected.mean(over, keepdim=True)) / (variance + 1e-5).sqrt()
+    torch.testing.assert_close(encoder(x), expected, rtol=1e-3, atol=1e-4)
+    encoder.threads = 2
+    torch.testing.assert_close(encoder(x), expected, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        encoder(x).float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in encoder.parameters())
+
+
 def test_impala_has_fifteen_convolutions() -> None:
     layers = [module for module in impala_encoder((4, 84, 84), (), "relu").modules() if isinstance(module, nn.Conv2d)]
     assert [layer.out_channels for layer in layers] == [16] * 5 + [32] * 10
