@@ -84,7 +84,7 @@ class ReplayAlgorithm(Algorithm):
         return self.learner_class()(flat, context)
 
     def plan(self, flags: Any) -> ReplayPlan:
-        """Return the plan of the replay for these flags."""
+        """Return the plan of the replay for these flags; a subclass may change the plan, for example by `relabel`."""
         from appo.algorithms.replay.storage import ReplayPlan
 
         return ReplayPlan(

@@ -79,11 +79,11 @@ class SACLearner(FlatLearner):
         return squashed(self.parts, action), log_prob
 
     @torch.no_grad()
-    def target(self, batch: Batch, later: Observations) -> Tensor:
+    def target(self, batch: Batch, later: Observations, temperature: Tensor) -> Tensor:
         """Return the targets [B] of a batch with scaled observations {key} [B, *] after the n steps."""
         action, log_prob = self.draw(later)
         q = self.targets.module(later, action)
-        return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
+        return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, temperature)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
         """Make one step of critics, policy and temperature; yield errors [1, B], and the flags in use.
@@ -94,9 +94,10 @@ class SACLearner(FlatLearner):
         """
         c, critics = self.config, self.critics.flat.module
         self.follow(progress)
-        now, later = (self.model.scaled({key: batch.obs[key][i] for key in self.model.keys}) for i in (0, 1))
-        weight = batch.recorded["weight"][0]
-        target = self.target(batch, later)
+        both = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
+        now, later = ({key: x.chunk(2)[i] for key, x in both.items()} for i in (0, 1))
+        weight, temperature = batch.recorded["weight"][0], self.temperature
+        target = self.target(batch, later, temperature)
         q = critics(now, squashed(self.parts, batch.action[0]))
         critic_loss = soft_q.critic_loss(q, target, weight ** c.beta(progress))
         self.critics.descend(critic_loss, batch.valid)
@@ -104,11 +105,11 @@ class SACLearner(FlatLearner):
 
         # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
         action, log_prob = self.draw(now)
-        loss = soft_q.policy_loss(critics(now, action, frozen=True), log_prob, self.temperature, weight / weight.mean())
+        loss = soft_q.policy_loss(critics(now, action, frozen=True), log_prob, temperature, weight / weight.mean())
         self.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         metrics = {LOSS: loss, "critic_loss": critic_loss, "q_mean": q.mean(), "target_mean": target.mean()}
-        metrics |= {"entropy": -log_prob.mean(), "temperature": self.temperature.squeeze(0)}
+        metrics |= {"entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
         self.step(batch.valid, metrics)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob.detach(), self.target_entropy)
