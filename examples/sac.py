@@ -83,10 +83,10 @@ class SACLearner(FlatLearner):
         action, log_prob = self.draw(now)
         self.optimizer.gradient.zero_()
         loss = (alpha * log_prob - critics(now, action, frozen=True).amin(0)).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.step(batch.valid, {"loss": loss, "q_mean": q.mean(), "entropy": -log_prob.mean()})
         excess = log_prob.detach().mean() - self.action.num_values  # the target entropy is -A nats
-        self.alpha.descend(-(self.alpha.flat.module[0] * excess).sum(), batch.valid)
+        self.alpha.descend(-(next(self.alpha.flat.module.parameters()) * excess).sum(), batch.valid)
         self.target.flat.lerp_(self.critics.flat.flat, 0.005)
         self.statistics.update(batch, [])
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
