@@ -8,12 +8,13 @@ from typing import Any
 from appo.algorithms.runtime.learning.batches import BatchSource
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
 from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.plain_state import GENERATORS
 from appo.algorithms.runtime.messages import KEY, CopyWeights, PolicyTraits, SetHyperparameters, TraitsSet
 from appo.utils.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 
-OWN = ("version", "updates", "generator")
+OWN = ("version", "updates", *GENERATORS)
 """Values of its own state that a learner keeps when it continues from another state."""
 
 

@@ -215,7 +215,48 @@ def test_a_rate_that_follows_a_divergence_nobody_measures_is_refused(capfd: pyte
 def test_the_page_shows_whole_files_of_at_most_sixty_lines() -> None:
     shown = {block.file: block.text.partition("\n")[2] for block in blocks(PAGE) if block.file}
     files = {f"examples/{name.partition(':')[0].partition('.')[2]}.py" for name in ALGORITHMS}
-    assert shown.keys() == files | {"examples/replay.py"}
+    assert shown.keys() == files | {"examples/replay.py", "examples/sac.py"}
     for name, text in shown.items():
         assert text == (ROOT / str(name)).read_text()
-        assert text.count("\n") <= 60
+        assert text.count("\n") <= (120 if name == "examples/sac.py" else 60)
+
+
+PENDULUM: dict[str, object] = {
+    "env": "Pendulum-v1",
+    "algo": "examples.sac:SAC",
+    "inference": "serial",
+    "num_envs_per_worker": 2,
+    "auto_tune": False,
+    "batch_size": 16,
+    "learning_starts": 100,
+    "replay_capacity": 1000,
+    "save_replay": True,
+    "encoder_mlp_layers": 8,
+    "critic_learning_rate": 1e-2,
+}
+
+
+def test_soft_actor_critic_trains_on_the_replay_goes_on_and_plays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = train(tmp_path / "run", **PENDULUM, train_for_env_steps=200)
+    before, kept = first.totals, load(first.checkpoint()["optimizer.safetensors"])
+    second = train(tmp_path / "run", train_for_env_steps=300)
+    after, vectors = second.totals, load(second.checkpoint()["optimizer.safetensors"])
+    assert before["samples"] >= 200
+    assert after["samples"] >= 300
+    assert before["used"] == 16 * before["updates"] > 0  # one update per step once training begins
+    assert abs(before["updates"] - (before["samples"] - 100)) <= 2
+    assert after["updates"] - before["updates"] == pytest.approx(after["samples"] - before["samples"], abs=2)
+    for name in ("critics", "log_alpha"):
+        assert kept[f"{name}.adam_steps"] == before["updates"]
+        assert vectors[f"{name}.adam_steps"] == after["updates"]
+    assert second.metrics[-1]["train/critics_learning_rate"] == 1e-2
+    critics, target = (
+        {k: v for k, v in vectors.items() if k.startswith(f"networks.{n}.")} for n in ("critics", "target")
+    )
+    assert len(critics) == len(target) > 0
+    assert not any(np.array_equal(kept[name], weight) for name, weight in target.items())
+    capfd.readouterr()
+    played = enjoyed(capfd, tmp_path, "--experiment=run", "--max_num_episodes=2", "--seed=1")
+    assert played["num_episodes"] == 2
