@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("algorithms", "envs", "utils")
 PACKAGE = "appo"
-ALGORITHMS = ("appo", "ppo", "apex", "sac", "a3c", "offline")
+ALGORITHMS = ("appo", "ppo", "apex", "sac", "pqn", "a3c", "offline")
 VAGUE = frozenset(
     re.findall(
         r"\w+",
@@ -39,6 +39,7 @@ LAYERS = (
         "appo.algorithms.ppo",
         "appo.algorithms.apex",
         "appo.algorithms.sac",
+        "appo.algorithms.pqn",
         "appo.algorithms.a3c",
         "appo.algorithms.offline",
     ),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from appo.algorithms.apex import presets
 from appo.algorithms.apex.config import METRICS, PANEL, ApexConfig
+from appo.algorithms.parts.choices import epsilon_of_rows, require_choices
 from appo.algorithms.replay.algorithm import ReplayAlgorithm, WithoutActors
 from appo.algorithms.runtime.algorithm import Algorithm, Context
-from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from appo.algorithms.apex.learner import ApexLearner
@@ -36,15 +36,7 @@ class APEX(ReplayAlgorithm):
     def check(self, flags: ApexConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and environments whose actions are not choices (UsageError)."""
         super().check(flags, spec)
-        if spec is not None and any(spec.action.is_real):
-            raise UsageError(
-                "--algo=APEX needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
-                " APPO or PPO"
-            )
-        if spec is not None and any(part.kind == "bernoulli" for part in spec.action.parts):
-            raise UsageError(
-                "--algo=APEX needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones"
-            )
+        require_choices(self.name, spec)
 
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""
@@ -88,14 +80,9 @@ class APEX(ReplayAlgorithm):
 
     def policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy; without shared memory of a run the policy does not explore."""
-        from appo.algorithms.ops.q_learning import epsilon_ladder
         from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 
-        epsilon = None
-        if context.arena is not None:
-            rows = len(context.arena["Trajectories.group_counts"]) * context.arena["Trajectories.valid"].shape[2]
-            epsilon = epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
-        return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=context.flags.value_rescaling)
+        return EpsilonGreedyPolicy(flat, context.spec, epsilon_of_rows(context), rescaled=context.flags.value_rescaling)
 
     def plan(self, flags: ApexConfig) -> ReplayPlan:
         """Return the plan of the replay for these flags."""

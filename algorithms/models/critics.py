@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from appo.algorithms.models.build import build_tower, initialize_layers
 from appo.algorithms.models.config import MLP, ModelConfig, encoder_names
@@ -19,7 +20,8 @@ class Critics(nn.Module):
     """N networks Q(s, a), whose layers are products of matrices [N, inputs, units]: one call per layer for all.
 
     Numbers enter the layers of `--encoder_mlp_layers` beside the action. Images, and encoders with another structure,
-    pass an encoder that all N networks share; its features enter a last layer beside the action.
+    pass an encoder that all N networks share; its features enter a last layer beside the action. `--layer_norm`
+    normalizes without further weights.
 
     Args:
         observations: observations of the environment by key, without masks.
@@ -55,6 +57,7 @@ class Critics(nn.Module):
             initialize_layers(config, nn.ModuleList(layer))
         self.weights = nn.ParameterList([torch.stack([one.weight.detach().T for one in layer]) for layer in layers])
         self.biases = nn.ParameterList([torch.stack([one.bias.detach()[None] for one in layer]) for layer in layers])
+        self.layer_norm = config.layer_norm
         self.activation = nonlinearity(config.nonlinearity, inplace=True)
 
     def forward(self, obs: Observations, action: Tensor, *, frozen: bool = False) -> Tensor:
@@ -72,7 +75,8 @@ class Critics(nn.Module):
             weights, biases = ([x.detach() for x in tensors] for tensors in (weights, biases))
         x = torch.cat((*features, action), dim=-1).expand(len(weights[0]), -1, -1)
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            x = self.activation(torch.baddbmm(bias, x, weight))
+            x = torch.baddbmm(bias, x, weight)
+            x = self.activation(layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
         # A product with a matrix of one column is slow; the sum is not.
         q: Tensor = (x * weights[-1].transpose(1, 2)).sum(-1) + biases[-1].squeeze(-1)
         return q

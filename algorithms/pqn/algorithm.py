@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from appo.algorithms.parts.choices import epsilon_of_rows, require_choices
 from appo.algorithms.pqn import presets
 from appo.algorithms.pqn.config import METRICS, PANEL, PQNConfig
 from appo.algorithms.runtime.algorithm import Algorithm, Context
@@ -38,13 +39,7 @@ class PQN(Algorithm):
     def check(self, flags: PQNConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and environments whose actions are not choices (UsageError)."""
         flags.check()
-        if spec is not None and any(spec.action.is_real):
-            raise UsageError(
-                "--algo=PQN needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
-                " APPO or PPO"
-            )
-        if spec is not None and any(part.kind == "bernoulli" for part in spec.action.parts):
-            raise UsageError("--algo=PQN needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones")
+        require_choices(self.name, spec)
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
@@ -77,15 +72,12 @@ class PQN(Algorithm):
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy; without shared memory of a run the policy does not explore."""
         from appo.algorithms.models.build import let_act
-        from appo.algorithms.ops.q_learning import epsilon_ladder
         from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 
         let_act(flat, context.model, context.precision, context.device)
-        epsilon = None
-        if context.arena is not None:
-            rows = len(context.arena["Trajectories.group_counts"]) * context.arena["Trajectories.valid"].shape[2]
-            epsilon = epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
-        return EpsilonGreedyPolicy(flat, context.spec, epsilon, rescaled=False, records=("final_value",))
+        return EpsilonGreedyPolicy(
+            flat, context.spec, epsilon_of_rows(context), rescaled=False, records=("final_value",)
+        )
 
     def layout(self, context: Context, flat: FlatModule) -> StateLayout:
         """Return the layout of a new learner, without preparing the network for training."""

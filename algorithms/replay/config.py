@@ -169,13 +169,13 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
 
 REPLAY_METRICS = {
     "replay/size": "steps that can be drawn",
-    "replay/uses_per_step": "uses per agent step since training began, which --replay_ratio sets",
+    "replay/uses_per_step": "uses per step since training began: --replay_ratio, or updates_per_step * batch_size",
     "replay/age_samples": "mean age of what was drawn, in agent steps",
     "replay/age_updates": "the same in versions of the weights",
     "replay/mean_priority": "mean of (error + epsilon)^alpha over all steps that can be drawn",
     "replay/dropped": "steps overwritten before any batch had them, so far",
     "replay/unsampled": "steps never drawn, as what came after them is not known, so far",
-    "replay/held": "share of looks at the slots in which some had to wait, as training was behind --replay_ratio",
+    "replay/held": "share of looks at the slots in which some had to wait, as training was behind the uses per step",
     "replay/insert_us": "microseconds of the learner to insert an agent step",
     "replay/sample_ms": "milliseconds to draw and copy a batch",
     "replay/train_ms": "milliseconds from a batch to its errors",

@@ -85,7 +85,7 @@ def make_shard(
 
 
 class ReplayShard:
-    """Inserts slots and draws batches ahead of the learner at the pace of `--replay_ratio`."""
+    """Inserts slots and draws batches ahead of the learner at the pace of the plan."""
 
     def __init__(
         self, address: Address, part: ReplayPart, ring: BatchRing, units: Units, file: ReplayFile | None = None

@@ -25,8 +25,8 @@ ALGORITHMS = {
     "PPO": "appo.algorithms.ppo.algorithm:PPO",
     "A3C": "appo.algorithms.a3c.algorithm:A3C",
     "APEX": "appo.algorithms.apex.algorithm:APEX",
-    "PQN": "appo.algorithms.pqn.algorithm:PQN",
     "SAC": "appo.algorithms.sac.algorithm:SAC",
+    "PQN": "appo.algorithms.pqn.algorithm:PQN",
     "BC": "appo.algorithms.offline.algorithm:BC",
     "MARWIL": "appo.algorithms.offline.algorithm:MARWIL",
 }

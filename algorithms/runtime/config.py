@@ -28,7 +28,7 @@ class RunConfig:
 
     algo: str = flag(
         "APPO",
-        "algorithm: APPO, PPO, A3C, APEX, SAC, BC, MARWIL, or package.module:Class for one of your own; auto = the one"
+        "algorithm: APPO, PPO, A3C, APEX, SAC, PQN, BC, MARWIL, or package.module:Class of your own; auto = the one"
         " that was measured to be best in --env, else APPO; --help with it shows its flags",
         fixed_on_resume=True,
     )

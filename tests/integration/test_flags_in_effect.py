@@ -33,8 +33,8 @@ LENGTHS: Mapping[str, tuple[str, ...]] = {
     "APPO": ("--rollout=8", "--batch_size=64", "--train_for_env_steps=200"),
     "PPO": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
     "APEX": ("--rollout=8", "--batch_size=64", "--learning_starts=64", "--train_for_env_steps=200"),
-    "PQN": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
     "SAC": ("--env=Pendulum-v1", "--batch_size=64", "--learning_starts=64", "--train_for_env_steps=100"),
+    "PQN": ("--rollout=8", "--batch_size=64", "--num_batches_per_iteration=1", "--train_for_env_steps=200"),
     "BC": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
     "MARWIL": ("--rollout=8", "--batch_size=16", "--train_for_env_steps=50"),
 }

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from appo import load_policy
 from appo.algorithms import cli
+from appo.utils.metrics import read_metrics
 from tests.spikes.training import totals_of
 
 SMALL = (
@@ -81,3 +82,14 @@ def test_pendulum_is_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     flags = [f"--train_dir={tmp_path}", "--experiment=run", "--json", "--no_render", "--seed=3", "--deterministic"]
     assert cli.run("enjoy", [*flags, "--max_num_episodes=20"]) == 0
     assert json.loads(capsys.readouterr().out)["mean"] > -250
+
+
+@pytest.mark.slow
+def test_datasets_are_mixed_in_or_stand_alone(tmp_path: Path) -> None:
+    words = ["--env=Pendulum-v1", "--steps=600", "--seed=1", "--num_envs=2", "-o", str(tmp_path / "d")]
+    assert cli.run("record", words) == 0
+    mixed = train(tmp_path / "mixed", *SMALL, f"--input=sampler:0.5,{tmp_path / 'd'}:0.5", "--train_for_env_steps=120")
+    assert read_metrics(mixed / "metrics.jsonl")[-1]["input/share"] == 0.5
+    assert totals_of(mixed)["used"] == 16 * totals_of(mixed)["updates"]
+    alone = train(tmp_path / "alone", *SMALL[1:], f"--input={tmp_path / 'd'}", "--train_for_env_steps=160")
+    assert totals_of(alone)["updates"] == 10

@@ -14,9 +14,9 @@ NETWORK = (
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.worker",
     "appo.algorithms.apex.learner",
-    "appo.algorithms.pqn.learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
+    "appo.algorithms.pqn.learner",
     "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
 )

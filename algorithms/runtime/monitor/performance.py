@@ -32,7 +32,7 @@ class Machine:
         gpu: whether networks are on a GPU.
         takes_turns: whether flags forbid acting while the learner trains.
         has_actors: whether environments are played; else the run only trains.
-        replays: whether the learner draws from a replay, and `--replay_ratio` holds actors or the learner.
+        replays: whether the learner draws from a replay, and the uses of every step hold actors or the learner.
     """
 
     cores: float
@@ -243,7 +243,7 @@ def bottleneck(
     has_core = machine.gpu or not learner.starved
     if learner.busy >= FULL and (has_core or not crowded):
         of_core = f", but gets {learner.busy_cores:.0%} of a core; {TAKEN}"
-        held = ": --replay_ratio holds the actors" if machine.replays else ": more sampling would not help"
+        held = ": updates per step hold the actors" if machine.replays else ": more sampling would not help"
         of_work = f", {learner.most()}" + held * machine.has_actors
         return LEARNER.full(roles[LEARNER.name].processes) + (of_work if has_core else of_core)
     if crowded:
@@ -268,7 +268,7 @@ def _of_actors(actors: RoleTimes, learner: RoleTimes | None, busy: str, *, repla
     if for_slots >= max(MUCH, for_actions):
         if learner and replays:
             idle = f"{1 - learner.busy:.0%}"
-            return f"nothing is full: --replay_ratio holds actors {for_slots:.0%}, the learner waits {idle}"
+            return f"nothing is full: updates per step hold actors {for_slots:.0%}, the learner waits {idle}"
         waiting = f", the learner {1 - learner.busy:.0%} for trajectories" if learner else ""
         return f"nothing is full: actors wait {for_slots:.0%} for free slots{waiting}"
     if for_actions >= MUCH:

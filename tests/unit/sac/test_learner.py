@@ -258,3 +258,14 @@ def test_critics_begin_apart_and_gradients_of_actions_pass_frozen_ones() -> None
     assert action.grad is not None
     torch.testing.assert_close(action.grad, exact)
     assert all(parameter.grad is None for parameter in critics.parameters())
+
+
+def test_normalized_layers_of_critics_forget_the_scale_of_their_weights() -> None:
+    obs, action = {"obs": torch.randn(6, 5)}, torch.randn(6, NUM_ACTIONS)
+    for normalized in (True, False):
+        critics = Critics(dict(SPEC.observations), config_of(layer_norm=normalized), NUM_ACTIONS, 2)
+        before = critics(obs, action)
+        with torch.no_grad():
+            critics.weights[0].mul_(7.0)
+            critics.biases[0].mul_(7.0)
+        assert torch.allclose(critics(obs, action), before, atol=1e-3) == normalized

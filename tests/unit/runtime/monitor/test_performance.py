@@ -288,7 +288,7 @@ def test_the_bottleneck_in_words(roles: dict[str, RoleTimes], cores: float, word
 REPLAYS = [
     (
         {"actor": role(2, env=30, waiting_for_slots=70), "learner": role(training=95, waiting=5)},
-        "the learner is full, 95% training: --replay_ratio holds the actors",
+        "the learner is full, 95% training: updates per step hold the actors",
     ),
     (
         {"actor": role(2, env=80, inference=18, waiting=2), "learner": role(training=40, waiting=60)},
@@ -297,7 +297,7 @@ REPLAYS = [
     ),
     (
         {"actor": role(2, env=25, waiting=5, waiting_for_slots=70), "learner": role(training=40, waiting=60)},
-        "nothing is full: --replay_ratio holds actors 70%, the learner waits 60%",
+        "nothing is full: updates per step hold actors 70%, the learner waits 60%",
     ),
 ]
 
