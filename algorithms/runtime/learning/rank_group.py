@@ -185,7 +185,8 @@ class RankGroup:
     def leave(self) -> None:
         """Leave for good; rank 0 ends the run of all."""
         if self.rank.number == 0:
-            self._ask(lambda: self.store.set("end", "1"))
+            with contextlib.suppress(AppoError):  # without a launcher, all ranks end; the last state is still saved
+                self._ask(lambda: self.store.set("end", "1"))
         self._close()
 
     def _close(self) -> None:
