@@ -41,7 +41,7 @@ class Rank:
         Raises:
             UsageError: a variable is missing or no number.
         """
-        if int(variables.get("WORLD_SIZE") or 1) <= 1 or "RANK" not in variables:
+        if variables.get("WORLD_SIZE", "1") in ("", "0", "1") or "RANK" not in variables:
             return None
         if variables.get(STORE) != "True":
             raise UsageError("RANK and WORLD_SIZE are set, and no launcher keeps a store: start with torchrun")

@@ -108,3 +108,17 @@ def test_a_wrong_network_interface_is_one_line(tmp_path: Path, monkeypatch: pyte
         r"rank [01]: GLOO_SOCKET_IFNAME=eth77: .*Unable to find address for: eth77; there are lo", lines[0]
     )
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_slow_rank_costs_its_share_and_not_the_step(tmp_path: Path) -> None:
+    """Rank 1 needs two seconds for a batch of its own; the others make updates without waiting for it."""
+    with TrainingRun(tmp_path, *FLAGS, "--train_for_env_steps=4000", env="tests.chaos.slow_rank:SlowOnRank1") as run:
+        ended = run.wait(COMES_SECONDS)
+        assert ended.exit_code == 0, ended.stderr
+        assert_one_run(run)
+        first, second = Run(run.directory), Run(RunFolder(run.directory).rank(1))
+        assert second.totals["actors_collected"] < first.totals["actors_collected"] / 2
+        assert not numbered(ended.stdout + ended.stderr, 1, "gone")
+        assert first.totals["updates"] > 2 * second.totals["actors_trajectories"]
+        run.seconds_until_gone(30.0)

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +160,8 @@ def _compared(config: Config) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # late: of no use to a single learner
+
     found = {"python": platform.python_version()}
     for name in ("appo", "torch", "numpy", "gymnasium"):
         try:

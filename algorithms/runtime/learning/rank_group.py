@@ -45,7 +45,7 @@ LOOK_SECONDS = 1.0
 ASK_SECONDS = 0.001
 """Seconds between questions whether the others wait: a question costs 50 to 100 us."""
 PATIENCE = 0.5
-"""Time that a round waits for a member without a batch, as a share of the time between its batches."""
+"""Time that a round waits for a member without a batch, as a share of the time since the last round."""
 SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.005, 2.0
 
 COUNTED = ("env_steps", "samples", "discarded", "used", "batches", "lost")
@@ -88,7 +88,7 @@ class RankGroup:
         self._table = np.zeros((rank.size, len(COUNTED)))  # of every rank, at the last round
         self._offset = np.zeros(len(COUNTED))  # from the totals of this process to its row
         self._looked = self._awaited = self._asked = 0.0
-        self._interval, self._last_batch = 0.0, 0.0
+        self._patience = self._began = 0.0
 
     @property
     def totals(self) -> dict[str, int]:
@@ -125,15 +125,18 @@ class RankGroup:
         if self._group is not None and now - self._asked < ASK_SECONDS:
             return False
         self._asked = now
-        if self._group is None or int(self._ask(lambda: self.store.get(f"{self._epoch}/round"))) <= self._round:
+        begun = b"0 0" if self._group is None else self._ask(lambda: self.store.get(f"{self._epoch}/round"))
+        number, seconds = map(float, begun.split())
+        if number <= self._round:
             self._awaited = 0.0
             self._look(now)
             return False
-        self._awaited = self._awaited or now
-        patience = min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, PATIENCE * self._interval))
-        return now - self._awaited >= patience
+        if not self._awaited:  # the patience of the first that waits, which was the fastest
+            self._awaited = now
+            self._patience = min(LONGEST_PATIENCE, max(SHORTEST_PATIENCE, PATIENCE * seconds))
+        return now - self._awaited >= self._patience
 
-    def begin(self, totals: Mapping[str, int], progress: float, *, with_batch: bool) -> float | None:
+    def begin(self, totals: Mapping[str, int], progress: float) -> float | None:
         """Begin a round with all members; return the mean progress of all.
 
         Returns None if the group is to form anew, for a rank that waits to be let in: nothing has begun.
@@ -141,19 +144,15 @@ class RankGroup:
         Args:
             totals: totals of this learner.
             progress: used share of the budget, which differs by the clock.
-            with_batch: whether this member has a batch.
 
         Raises:
             GroupBroken: a rank did not take part in time.
         """
         now = time.monotonic()
-        if with_batch:
-            interval = now - self._last_batch if self._last_batch else 0.0
-            self._interval += 0.2 * (interval - self._interval) if self._interval else interval
-            self._last_batch = now
         self._look(now)
         if self._group is not None:
-            self._ask(lambda: self.store.set(f"{self._epoch}/round", str(self._round + 1)))
+            words = f"{self._round + 1} {now - self._began:.4f}"
+            self._ask(lambda: self.store.set(f"{self._epoch}/round", words))
         table = np.zeros_like(self._table)
         table[self.rank.number] = [totals[name] for name in COUNTED] + self._offset
         own = np.concatenate(([float(self._leads or self._wanted), progress], table.reshape(-1)))
@@ -165,7 +164,7 @@ class RankGroup:
             return None
         there = list(self._members)
         self._table[there] = np.reshape(counts, table.shape)[there]
-        self._round, self._awaited = self._round + 1, 0.0
+        self._round, self._awaited, self._began = self._round + 1, 0.0, time.monotonic()
         return float(sum_of_progress) / self.size
 
     def _look(self, now: float) -> None:
@@ -186,7 +185,8 @@ class RankGroup:
     def leave(self) -> None:
         """Leave for good; rank 0 ends the run of all."""
         if self.rank.number == 0:
-            self._ask(lambda: self.store.set("end", "1"))
+            with contextlib.suppress(AppoError):  # without a launcher, all ranks end; the last state is still saved
+                self._ask(lambda: self.store.set("end", "1"))
         self._close()
 
     def _close(self) -> None:
@@ -255,14 +255,14 @@ class RankGroup:
         """Connect the members of an epoch, and take over the state of the leader (GroupBroken)."""
         members, leader = tuple(decision["members"]), int(decision["leader"])
         self._epoch, self._members, self._round, self._looked = epoch, members, 0, time.monotonic()
-        self._ask(lambda: self.store.compare_set(f"{epoch}/round", "", "0"))  # a quicker member may be in a round
+        self._ask(lambda: self.store.compare_set(f"{epoch}/round", "", "0 0"))  # a quicker member may be in a round
         if len(members) > 1:
             self._group = self._connect(PrefixStore(f"{epoch}", self.store), members.index(self.rank.number))
         self._stands = True
         self._say_changes(epoch, decision["whom"])
         self._take_over(leader, member)
         self._leads = self._wanted = False
-        self._last_batch = 0.0
+        self._began = time.monotonic()
 
     def _say_changes(self, epoch: int, whom: Mapping[str, str]) -> None:
         """Log the members of an epoch, and since the last epoch the ranks that are gone and that have come."""

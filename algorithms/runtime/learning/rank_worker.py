@@ -109,7 +109,7 @@ class RankLearnerWorker(LearnerWorker):
         """Train together with all ranks, unless the group is to form anew first."""
         assert self._empty is not None
         try:
-            progress = self.group.begin(self.totals, self._progress(), with_batch=batch is not None)
+            progress = self.group.begin(self.totals, self._progress())
         except GroupBroken as error:
             self.group.broken(error)
             return

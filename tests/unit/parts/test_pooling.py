@@ -23,6 +23,7 @@ from tests.unit.apex import test_learner as apex
 from tests.unit.appo import batches as appo
 from tests.unit.models.cases import CORES, GAUSSIAN, IMAGE, context_of, env_spec_of, model_of
 from tests.unit.ppo import test_learner as ppo
+from tests.unit.runtime.learning.test_rank_group import Ranks as GlooRanks
 
 COLUMNS, STEPS, RATE = 8, 20, 0.02
 SPECS = {"mlp": ({}, env_spec_of()), "conv": ({}, env_spec_of(obs=IMAGE)), "gru": ({"core": "gru"}, env_spec_of())}
@@ -84,16 +85,18 @@ def batch_of(kind: str, seed: int) -> Batch:
     return batch
 
 
-def train(make: Callable[[int], FlatLearner], ranks: int, batches: Sequence[Batch]) -> list[FlatLearner]:
-    """Train on shares of the batches; the learners of all ranks."""
-    threads, share = Threads(ranks), batches[0].valid.shape[1] // ranks
+def train(
+    make: Callable[[int], FlatLearner], ranks: int, batches: Sequence[Batch], sums: Callable[[int], Any] | None = None
+) -> list[FlatLearner]:
+    """Train on shares of the batches, by the sums of each rank; the learners of all ranks."""
+    sums, share = sums or Threads(ranks).of, batches[0].valid.shape[1] // ranks
     learners = [make(share) for _ in range(ranks)]
 
     def run(rank: int) -> None:
         learner = learners[rank]
         plain_descent(learner)
         if ranks > 1:
-            learner.join(threads.of(rank))
+            learner.join(sums(rank))
         for batch in batches:
             for _ in learner.learn(batch.columns(slice(rank * share, (rank + 1) * share)), 0.0):
                 pass
@@ -128,6 +131,17 @@ def test_ranks_learn_as_one_learner(algo: str, kind: str, ranks: int) -> None:
     gradient = expected.optimizer.gradient
     assert (first.optimizer.gradient - gradient).norm() < 1e-5 * gradient.norm()
     assert one.updates == STEPS
+    for learner in learners:
+        assert_the_same(learner, one)
+        assert torch.equal(learner.flat.flat, learners[0].flat.flat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["appo", "ppo"])
+def test_sums_of_gloo_are_as_good(algo: str) -> None:
+    batches, make, gloo = [batch_of("gru", seed) for seed in range(5)], partial(MAKERS[algo], "gru"), GlooRanks(4)
+    gloo.form([0, 1, 2, 3])
+    one, learners = train(make, 1, batches)[0], train(make, 4, batches, gloo.groups.__getitem__)
     for learner in learners:
         assert_the_same(learner, one)
         assert torch.equal(learner.flat.flat, learners[0].flat.flat)

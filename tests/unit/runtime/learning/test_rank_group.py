@@ -67,7 +67,7 @@ class Ranks:
         self.each(until_ready, ranks)
 
     def round(self, ranks: list[int], progress: float = 0.0) -> list[float | None]:
-        return self.each(lambda r: self.groups[r].begin(self.members[r].totals, progress + r, with_batch=True), ranks)
+        return self.each(lambda r: self.groups[r].begin(self.members[r].totals, progress + r), ranks)
 
     def sum(self, ranks: list[int]) -> list[float]:
         def add(rank: int) -> float:
@@ -168,10 +168,10 @@ def test_a_rank_without_a_batch_is_asked_for_after_its_patience(monkeypatch: pyt
     ranks = Ranks(2)
     ranks.form([0, 1])
     assert not ranks.groups[1].is_awaited()
-    begun = ranks.pool.submit(ranks.groups[0].begin, ranks.members[0].totals, 0.0, with_batch=True)
+    begun = ranks.pool.submit(ranks.groups[0].begin, ranks.members[0].totals, 0.0)
     while not ranks.groups[1].is_awaited():
         pass
-    ranks.groups[1].begin(ranks.members[1].totals, 0.0, with_batch=False)
+    ranks.groups[1].begin(ranks.members[1].totals, 0.0)
     assert begun.result(HANG_SECONDS) == 0.0
 
 
