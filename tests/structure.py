@@ -40,6 +40,7 @@ LAYERS = (
         "appo.algorithms.apex",
         "appo.algorithms.sac",
         "appo.algorithms.pqn",
+        "appo.algorithms.pqn",
         "appo.algorithms.a3c",
         "appo.algorithms.offline",
     ),

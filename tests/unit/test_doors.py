@@ -122,6 +122,9 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.envs.agents.multi_agent": ({INFO}, "several agents"),
     "appo.envs.agents.pettingzoo": ({INFO}, "several agents"),
     "appo.envs.families.envpool.pool": ({INFO}, "a family that is a vector"),
+    # Words of other ranks and machines of the run, see docs/security.md.
+    "appo.algorithms.run.ranks.meeting": ({JSON, NAMES}, "words of rank 0, and GPUs in /dev"),
+    "appo.algorithms.runtime.learning.rank_group": ({JSON}, "words of other ranks"),
     # Our own texts and pipes, and what the kernel says.
     "appo.utils.values": ({FILE, JSON}, f"words of the command line, and {OURS}"),
     "appo.utils.command_line": ({FILE}, PROC),

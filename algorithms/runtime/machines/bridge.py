@@ -114,6 +114,7 @@ class BridgeWorker:
         self.free = deque(take_back(self.trajectories, slots))
         self.arrived: deque[Arrival] = deque()
         self.origins: dict[int, tuple[int, int, int]] = {}  # slot here -> machine, slot and sequence there
+        self._copies: dict[tuple[int, int], tuple[int, int, int]] = {}  # slot there -> its hand-over, and slot and hand-over here
         self._draw = np.random.default_rng(plan.seed) if plan.num_takers > 1 else None
         self._noted = self.trajectories.group_counts[groups.start]  # 0, unless a bridge died in this place
         self.totals = dict(zip(NOTED, self._noted[: len(NOTED)].tolist(), strict=True))
@@ -189,8 +190,12 @@ class BridgeWorker:
         self.totals["trajectories"] += 1
         self.totals["sent"] += 1
         taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
-        t.continues[slot], t.taker[slot] = -1, taker
+        followed, here, hand_over = self._copies.get((machine, packed.continues), (-1, -1, 0))
+        goes_on = followed == packed.follows
+        t.continues[slot], t.follows[slot] = (here, hand_over) if goes_on else (-1, 0)
+        t.taker[slot] = taker
         t.sequence[slot] += 1
+        self._copies[machine, packed.slot] = packed.sequence, slot, int(t.sequence[slot])
         barrier()  # readers of the owner see all of the slot
         t.owner[slot] = 1
         self._store()

@@ -10,7 +10,7 @@ import numpy as np
 from appo.algorithms.runtime.machines.packing import BadPacket
 from appo.algorithms.runtime.messages import EpisodesDone
 
-MAGIC = b"APPO\x00slots1"
+MAGIC = b"APPO\x00slots2"
 _HEAD = struct.Struct(f"<{len(MAGIC)}sI")
 LARGEST_HEADER = 16 << 20
 MOST_TEXTS, LONGEST_TEXT = 20, 4000
@@ -22,11 +22,14 @@ class PackedSlot(NamedTuple):
     Attributes:
         slot, sequence: number and hand-over of the slot on the machine, for the release.
         content: result of `SlotPacking.pack`.
+        continues, follows: slot on the machine that the slot continues, and that slot's hand-over; -1: new episodes.
     """
 
     slot: int
     sequence: int
     content: bytes | memoryview
+    continues: int = -1
+    follows: int = 0
 
 
 class Packet(NamedTuple):
@@ -50,7 +53,7 @@ class Packet(NamedTuple):
 def encode(packet: Packet) -> bytes:
     """Return a packet as bytes: magic, length of the header, header, slots one after the other."""
     header = {
-        "slots": [(one.slot, one.sequence, len(one.content)) for one in packet.slots],
+        "slots": [(one.slot, one.sequence, one.continues + 1, one.follows, len(one.content)) for one in packet.slots],
         "episodes": [_plain(done) for done in packet.episodes],
         "counts": dict(packet.counts),
         "warnings": packet.warnings,
@@ -70,8 +73,8 @@ def decode(data: bytes) -> Packet:
         header = json.loads(data[_HEAD.size : start])
         slots, view = [], memoryview(data)
         for numbers in header["slots"]:
-            slot, sequence, nbytes = map(_natural, numbers)
-            slots.append(PackedSlot(slot, sequence, view[start : start + nbytes]))
+            slot, sequence, continues, follows, nbytes = map(_natural, numbers)
+            slots.append(PackedSlot(slot, sequence, view[start : start + nbytes], continues - 1, follows))
             start += nbytes
         if start != len(data):
             raise BadPacket(f"a packet has {len(data)} bytes in place of {start}")

@@ -81,11 +81,12 @@ class Uplink:
         self._look()
         if not self._waiting and patience_seconds and self.bell.wait(patience_seconds):
             self._look()
+        t, nbytes = self.packing.trajectories, 0
         slots: list[PackedSlot] = []
-        nbytes = 0
         while self._waiting and nbytes < PACKET_BYTES:
             slot, sequence = self._waiting.popleft()
-            slots.append(PackedSlot(slot, sequence, self.packing.pack(slot)))
+            before = int(t.continues[slot]), int(t.follows[slot])
+            slots.append(PackedSlot(slot, sequence, self.packing.pack(slot), *before))
             nbytes += len(slots[-1].content)
         return encode(self.reports.take(tuple(slots)))
 

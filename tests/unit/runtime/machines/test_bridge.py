@@ -136,6 +136,22 @@ def test_slots_are_handed_over_as_an_actor_does() -> None:
     assert wire.released == [(7, 1, 5)]
 
 
+def test_a_slot_goes_on_from_the_copy_of_the_slot_before() -> None:
+    here = on_head()
+    bridge, wire = head(here)
+    list(bridge.handle(Begin()))
+    before, after = PackedSlot(0, 5, content(1)), PackedSlot(1, 3, content(2), 0, 5)
+    wire.arrived += [(1, encode(Packet((before, after)))), (2, encode(Packet((PackedSlot(1, 3, content(3), 0, 5),))))]
+    assert [m.slot for m in turn(bridge)] == [2, 3, 4]  # type: ignore[union-attr]
+    t = here.trajectories
+    assert (t.continues[2:5].tolist(), t.follows[2:5].tolist()) == ([-1, 2, -1], [0, 1, 0])
+    list(bridge.handle(SlotReleased(0, 2, 1)))
+    wire.arrived += [(1, encode(Packet((PackedSlot(0, 6, content(4), 1, 2), PackedSlot(1, 4, content(5), 0, 6)))))]
+    assert [m.slot for m in turn(bridge)] == [5, 2]  # type: ignore[union-attr]
+    # Hand-over 2 of slot 1 never came; the last slot goes on from the one that did.
+    assert (t.continues[[5, 2]].tolist(), t.follows[[5, 2]].tolist()) == ([-1, 5], [0, 1])
+
+
 def test_no_packet_is_asked_for_while_a_slot_waits() -> None:
     bridge, wire = head(on_head())
     list(bridge.handle(Begin()))
