@@ -169,7 +169,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
 
 REPLAY_METRICS = {
     "replay/size": "steps that can be drawn",
-    "replay/uses_per_step": "uses per agent step since training began: --replay_ratio, or --updates_per_step times --batch_size",
+    "replay/uses_per_step": "uses per step since training began: --replay_ratio, or updates_per_step * batch_size",
     "replay/age_samples": "mean age of what was drawn, in agent steps",
     "replay/age_updates": "the same in versions of the weights",
     "replay/mean_priority": "mean of (error + epsilon)^alpha over all steps that can be drawn",
