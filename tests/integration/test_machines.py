@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from appo.algorithms.run.machines.forecast import Forecast
@@ -124,10 +125,8 @@ class TestRay:
         assert "no maze is here" in last
 
 
-def not_on_ray() -> object:
+def not_on_ray() -> gymnasium.Env:
     """Makes CartPole, except on a machine of a Ray cluster."""
-    import gymnasium
-
     if "RAY_RAYLET_PID" in os.environ:
         raise RuntimeError("no maze is here")
     return gymnasium.make("CartPole-v1")
