@@ -22,7 +22,7 @@ from appo.utils.system.machine import available_cores
 from appo.utils.system.signal_watch import SignalWatch
 
 LOCAL = "local:"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
@@ -112,8 +112,11 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
         address = (nodes.stdout.readline() or b"").decode().strip()
         if not address:
             errors.seek(0)
-            lines = errors.read().decode(errors="replace").splitlines()
-            raise ResourceError(f"Ray's nodes do not start: {lines[-1] if lines else 'no message'}")
+            lines = errors.read().decode(errors="replace").splitlines() or ["no message"]
+            is_late = time.monotonic() >= deadline
+            raise ResourceError(
+                f"Ray's nodes do not start: {f'no answer in {START_SECONDS:g} s' if is_late else lines[-1]}"
+            )
         yield Cluster(address, str(token), is_local=True)
     finally:
         nodes.stdin.close()  # ends the nodes

@@ -112,7 +112,8 @@ class RayWire:
         """Ask all machines for packets, and log their number."""
         self._begun = True
         ready = [link for link in self.links.values() if link.is_ready]
-        log.warning("%d machines act: %s", len(ready), ", ".join(link.name for link in ready), extra=SHOWN)
+        names = ", ".join(link.name for link in ready) or "none"
+        log.warning("machines that act (%d): %s", len(ready), names, extra=SHOWN)
         for link in ready:
             self._ask_first(link)
 
