@@ -270,7 +270,6 @@ WITHOUT_END = {
     "appo.algorithms.run.machines.ray_wire: self.ray.shutdown()": "the supervisor kills a bridge that is late",
     "appo.algorithms.run.machines.examine: ray.shutdown()": "of a command, which Ctrl-C ends",
     "appo.algorithms.run.machines.local_nodes: cluster.shutdown()": "the head kills the process that is late",
-    "appo.algorithms.run.machines.examine: ray.shutdown()": "of a command, which Ctrl-C ends",
     "appo.algorithms.run.machines.machine: ready.result()": "the thread sets it however it ends",
     "appo.utils.lock: self.acquire()": "our own, which refuses at once",
 }

@@ -114,7 +114,9 @@ class BridgeWorker:
         self.free = deque(take_back(self.trajectories, slots))
         self.arrived: deque[Arrival] = deque()
         self.origins: dict[int, tuple[int, int, int]] = {}  # slot here -> machine, slot and sequence there
-        self._copies: dict[tuple[int, int], tuple[int, int, int]] = {}  # slot there -> its hand-over, and slot and hand-over here
+        self._copies: dict[
+            tuple[int, int], tuple[int, int, int]
+        ] = {}  # slot there -> its hand-over, and slot and hand-over here
         self._draw = np.random.default_rng(plan.seed) if plan.num_takers > 1 else None
         self._noted = self.trajectories.group_counts[groups.start]  # 0, unless a bridge died in this place
         self.totals = dict(zip(NOTED, self._noted[: len(NOTED)].tolist(), strict=True))

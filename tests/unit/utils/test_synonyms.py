@@ -135,7 +135,7 @@ NONE = re.findall(
     """
 decoder_mlp_layers env_gpu_actions env_gpu_observations optimizer normalize_input_keys log_to_file
 flush_summaries_interval summaries_use_frameskip use_record_episode_statistics episode_counter train_script enjoy_script
-wandb_dir pbt_optimize_gamma pbt_perturb_min pbt_perturb_max value_bootstrap pixel_format use_sde noisy num_learners
+wandb_dir pbt_optimize_gamma pbt_perturb_min pbt_perturb_max value_bootstrap pixel_format use_sde noisy
 save_model framework cpc_forward_steps dmlab_gpus slurm_workdir
 """,
 )

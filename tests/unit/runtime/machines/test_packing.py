@@ -15,7 +15,17 @@ IMAGES = EnvSpec(
     ActionSpec((ActionPart("categorical", 4), ActionPart("bernoulli", 1), ActionPart("gaussian", 2)), (-1, -1), (1, 1)),
     same_step=True,
 )
-NOT_SENT = ("owner", "sequence", "released", "taker", "columns_used", "continues", "follows", "group_counts", "learner_counts")
+NOT_SENT = (
+    "owner",
+    "sequence",
+    "released",
+    "taker",
+    "columns_used",
+    "continues",
+    "follows",
+    "group_counts",
+    "learner_counts",
+)
 
 
 def filled(spec: EnvSpec = SPEC, **counts: object) -> World:
