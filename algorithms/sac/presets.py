@@ -1,6 +1,7 @@
 """Presets of SAC by the names of `envs.presets`; given flags replace a preset's values.
 
-Pendulum is measured (docs/sac.md), the others are not yet. Sources: CleanRL's `sac_continuous_action.py` for MuJoCo, rl-baselines3-zoo (hyperparams/sac.yml) for the others.
+The preset of Pendulum is measured (docs/sac.md). Sources: CleanRL's `sac_continuous_action.py` for MuJoCo,
+rl-baselines3-zoo (hyperparams/sac.yml) for all others.
 """
 
 from appo.envs.family import Preset
