@@ -116,6 +116,16 @@ class TestRay:
         train(tmp_path / "run", **FLAGS, train_for_env_steps=before + 2_000)
         assert Run(tmp_path / "run").totals["env_steps"] >= before + 2_000
 
+    def test_modules_of_the_user_travel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = "import gymnasium\n\nclass Maze(gymnasium.Wrapper):\n"
+        text += "    def __init__(self):\n        super().__init__(gymnasium.make('CartPole-v1'))\n"
+        (tmp_path / "own_maze.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        flags = {**FLAGS, "env": "own_maze:Maze", "ray": "local:1"}
+        run = train(tmp_path / "runs" / "run", **flags, train_for_env_steps=2_000)
+        assert "bridge: machines that act (1): 0 " in run.stderr
+        check_counts(run)
+
     def test_an_environment_that_a_machine_cannot_make_is_one_line(self, tmp_path: Path) -> None:
         flags = {**FLAGS, "env": "tests.integration.test_machines:not_on_ray"}
         run = run_command(tmp_path / "run", **flags, train_for_env_steps=100)
