@@ -18,7 +18,7 @@ def require_choices(algo: str, spec: EnvSpec | None) -> None:
     if spec is not None and any(spec.action.is_real):
         raise UsageError(
             f"--algo={algo} needs choices, the environment has continuous actions: add --continuous_as_bins=N, or take"
-            " APPO or PPO"
+            " SAC, APPO or PPO"
         )
     if spec is not None and any(part.kind == "bernoulli" for part in spec.action.parts):
         raise UsageError(f"--algo={algo} needs Discrete or MultiDiscrete actions, the environment has MultiBinary ones")

@@ -36,7 +36,9 @@ class SAC(ReplayAlgorithm):
         if spec is None or all(part.kind == "tanh_gaussian" for part in spec.action.parts):
             return
         if not all(part.is_real for part in spec.action.parts):
-            raise UsageError("--algo=SAC needs continuous actions, the environment has choices: take APEX, APPO or PPO")
+            raise UsageError(
+                "--algo=SAC needs continuous actions, the environment has choices: take APEX, PQN, APPO or PPO"
+            )
         bounds = (*(spec.action.low or ()), *(spec.action.high or ()))
         is_squashed = any(part.kind == "tanh_gaussian" for part in spec.action.parts)
         if is_squashed or not all(abs(bound) < float("inf") for bound in bounds):

@@ -96,6 +96,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(size: int, message: str) -> No
         (["--algo=A3C", "--device=cpu"], "are for APPO, PPO and APEX, not --algo=A3C"),
         (["--algo=examples.spo:SPO"], "are for APPO, PPO and APEX, not --algo=examples.spo:SPO"),
         (["--algo=APEX", "--save_replay"], "--save_replay does not go with --num_learners=2"),
+        (["--ray=auto"], "--ray=auto does not go with --num_learners=2"),
         (["--output=x"], "--output does not go with --num_learners=2"),
         (
             [*STREAMING, "--batch_size=512", "--microbatch_size=256"],

@@ -62,7 +62,7 @@ FORMS = {"plain": ActionForm(scaled=True), "squashed": SQUASHED}
 @pytest.mark.parametrize(
     ("action", "form", "words"),
     [
-        (spaces.Discrete(3), "squashed", "needs continuous actions, the environment has choices: take APEX, APPO"),
+        (spaces.Discrete(3), "squashed", "needs continuous actions, the environment has choices: take APEX, PQN, APPO"),
         (spaces.Tuple((BOX, spaces.Discrete(3))), "squashed", "the environment has choices"),
         (BOX, "plain", "add --action_distribution=tanh_gaussian"),
         (spaces.Box(0.0, float("inf"), (2,)), "plain", "wrap it in gymnasium.wrappers.RescaleAction"),
