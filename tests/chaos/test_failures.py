@@ -57,10 +57,10 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_last(
 @pytest.mark.parametrize(
     ("fault", "where", "exit_code", "words"),
     [
-        ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
                 ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
                 ("missing_key", "step", 3, "speed"),
                 ("keyboard_interrupt", "reset", 3, "Hostile raised KeyboardInterrupt: of the environment"),
@@ -93,7 +93,8 @@ def test_an_environment_that_crashes_when_it_is_tried(tmp_path: Path) -> None:
     assert "string_at" in ended.stderr
 
 
-@pytest.mark.parametrize(("where", "process"), [pytest.param("init", "", marks=pytest.mark.slow), ("reset", "actor_0")])
+@pytest.mark.parametrize(("where", "process"), [("init", ""), ("reset", "actor_0")])
+@pytest.mark.slow
 def test_an_environment_that_hangs_at_the_start_is_named_with_its_stack(
     tmp_path: Path, where: str, process: str
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_fault_of_our_own_ends_the_run_with_its_traceback_last(
         assert last_line(ended.stderr) == f"error: {words}"
 
 
+@pytest.mark.slow
 def test_what_an_environment_prints_does_not_reach_main(tmp_path: Path) -> None:
     kwargs = ["--env_kwargs", "fault=spam", "where=step", "at=20"]
     with TrainingRun(tmp_path, "--inference=local", *kwargs, "--train_for_env_steps=5000", env=HOSTILE) as run:

@@ -47,7 +47,7 @@ def check_testimony(path: Path, totals: dict[str, int]) -> int:
 @pytest.mark.parametrize(
     ("placement", "kills"),
     [
-        ("central", 6),
+        pytest.param("central", 6, marks=pytest.mark.slow),
         pytest.param("central", 200, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
         pytest.param("local", 100, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],

@@ -111,6 +111,7 @@ def first_reset(tmp_path: Path, fault: str, *words: str, placement: str = "local
         pytest.param("hang_in_c", "central", "actor_1: the first reset of its", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_an_actor_that_is_lost_in_its_first_reset_is_started_again(
     tmp_path: Path, fault: str, placement: str, cause: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert ended.seconds < 10.0  # the promise is 1 to 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
     for offset in (0.0, 0.2, 0.7, 1.5, 3.0):
         folder = tmp_path / str(offset)
@@ -113,6 +114,7 @@ def test_ctrl_c_during_start_up(tmp_path: Path) -> None:
         assert ended.seconds < patient(END_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_and_a_reader_that_leaves_are_survived(tmp_path: Path) -> None:
     """SIGHUP to everybody, and stdout a pipe that nobody reads any more, as with `| head -1`."""
     flags = ["--inference=local", "--train_for_env_steps=8000"]

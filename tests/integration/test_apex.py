@@ -146,6 +146,7 @@ def test_shards_are_for_one_policy(tmp_path: Path) -> None:
         cli.run("train", [*FLAGS, f"--train_dir={tmp_path}", "--num_replay_shards=2", "--num_policies=2"])
 
 
+@pytest.mark.slow
 def test_a_later_start_goes_on_with_the_replay_that_was_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,6 +195,7 @@ def test_no_step_is_older_than_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: int) -> None:
     """Actors could fill a slot in a few milliseconds; they stand still while there is none."""
     flags: dict[str, Any] = SMALL | {

@@ -17,6 +17,7 @@ from tests.integration.enjoying import copied, enjoyed, evaluation, spoil
 CHECKPOINTS = ("700", "600", "best/400=8.5", "best/450=2.5", "milestones/100", "milestones/300", "milestones/500")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_usable_checkpoint_exits_6(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ ONE_OF_EACH = {
 }
 
 
-QUICK = ("ale_py", "vizdoom")
+QUICK = ("ale_py",)
 
 
 def run_through_all_processes(directory: Path, env: str) -> None:

@@ -42,6 +42,7 @@ def words(directory: Path, **flags: object) -> list[str]:
     return [sys.executable, str(ROOT / "train_appo.py"), *command_line(directory, **FLAGS | flags)]
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_over_with_nothing_trained_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "a"
     command = words(directory, train_for_seconds=0.5)

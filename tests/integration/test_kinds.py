@@ -29,6 +29,7 @@ def decided_in(run: Run) -> dict[str, Any]:
     return {name: run.config[name] for name in DECIDED}
 
 
+@pytest.mark.slow
 def test_an_unknown_environment_is_trained_by_its_kind_and_resumed_as_it_was(tmp_path: Path) -> None:
     first = train(tmp_path / "run", **SMALL, ppo_epochs=2)
     assert "kind of observation: no preset for appo.envs.toys.spaces:Spaces, " in first.stdout

@@ -56,7 +56,7 @@ def check_it_learned(run: Run, goal: float) -> None:
         pytest.param({"inference": "serial"}, id="serial", marks=pytest.mark.slow),
         pytest.param({"inference": "local"}, id="local"),
         pytest.param({"inference": "central"}, id="central", marks=pytest.mark.slow),
-        pytest.param(TWO_WORKERS_TWO_EPOCHS, id="central-2-workers-2-epochs"),
+        pytest.param(TWO_WORKERS_TWO_EPOCHS, id="central-2-workers-2-epochs", marks=pytest.mark.slow),
     ],
 )
 def test_cartpole_is_learned(tmp_path: Path, flags: dict[str, object]) -> None:
@@ -102,7 +102,8 @@ def test_what_the_first_start_measured_serves_later_ones(
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):
         first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
-        assert re.search(r"auto-tuned in \d\.\d s: env .* us, act .* us, learn .* -> (local|central), \d actors? x ", caplog.text)
+        measured = r"auto-tuned in \d\.\d s: env .* us, act .* us, learn .* -> (local|central), \d actors? x "
+        assert re.search(measured, caplog.text)
         second = record(tmp_path / "run", train_for_env_steps=3000, num_workers=3, **flags)
     assert "auto-tuned by what an earlier start has measured: " in caplog.text
     assert second.config["measured"] == first.config["measured"]
@@ -150,7 +151,7 @@ def test_two_policies_both_learn(tmp_path: Path, inference: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param({"env": "CartPole-v1"}, id="mlp"),
+        pytest.param({"env": "CartPole-v1"}, id="mlp", marks=pytest.mark.slow),
         pytest.param({"env": "CartPole-v1", "num_policies": 2, "ppo_epochs": 2, **SMALL_GRU}, id="gru-2-policies"),
         pytest.param(
             {"env": "toy/Target-v0", "microbatch_size": 64, **SMALL_GRU},

@@ -36,6 +36,7 @@ SMALL: dict[str, Any] = {
         ),
     ],
 )
+@pytest.mark.slow
 def test_an_iteration_is_acted_by_the_newest_weights(tmp_path: Path, inference: str, policies: int, rnn: bool) -> None:
     recurrent = {"use_rnn": True, "hidden_size": 8, "recurrence": MINIBATCH}
     flags = SMALL | (recurrent if rnn else {})

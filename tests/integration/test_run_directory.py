@@ -232,6 +232,7 @@ def test_another_run_begins_with_its_weights_and_statistics(finished: Command, t
     assert line.startswith(f"error: --init_from={finished.directory}: the checkpoint belongs to another model; ")
 
 
+@pytest.mark.slow
 def test_changed_flags_are_said_and_written_down(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     first = train(directory, **SMALL | {"learning_rate": 0.001, "train_for_env_steps": 500})

@@ -47,8 +47,14 @@ def trained(learner: APPOLearner, seeds: range) -> APPOLearner:
     return learner
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*OTHERS, "all"])
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        pytest.param(way, name, marks=[] if way == "numpy" or name == "all" else pytest.mark.slow)
+        for way in WAYS
+        for name in (*OTHERS, "all")
+    ],
+)
 def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
     values = OTHERS if name == "all" else {name: OTHERS[name]}
     tuned, made_with = learner_of(model={"use_rnn": False}), learner_of(model={"use_rnn": False}, **values)

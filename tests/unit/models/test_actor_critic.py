@@ -38,7 +38,19 @@ HEADS: dict[str, tuple[tuple[ActionPart, ...], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize(("encoding", "core", "head", "shared"), list(product(ENCODINGS, CORES, HEADS, [True, False])))
+# Every encoder and every core with every head once; the whole product is slow.
+QUICK_SHAPES = {(*pair, "mixed") for pair in product(ENCODINGS, ("none", "lstm2"))} | {
+    ("mlp", *pair) for pair in product(CORES, HEADS)
+}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "core", "head", "shared"),
+    [
+        pytest.param(*case, marks=[] if case[:3] in QUICK_SHAPES else pytest.mark.slow)
+        for case in product(ENCODINGS, CORES, HEADS, [True, False])
+    ],
+)
 def test_shapes(encoding: str, core: str, head: str, shared: bool) -> None:
     observations, flags = ENCODINGS[encoding]
     parts, head_flags = HEADS[head]
@@ -60,10 +72,13 @@ def test_shapes(encoding: str, core: str, head: str, shared: bool) -> None:
     assert {tensor.dtype for tensor in (logits, value, after)} == {torch.float32}
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("recurrence", [8, 4, 1])
+@pytest.mark.parametrize(
+    ("encoding", "core", "shared", "recurrence"),
+    [
+        pytest.param(*case, marks=[] if case[0] == "mlp" or case[1:] == ("lstm", True, 4) else pytest.mark.slow)
+        for case in product(ENCODINGS, CORES, [True, False], [8, 4, 1])
+    ],
+)
 def test_unroll_repeats_what_act_computed(encoding: str, core: str, shared: bool, recurrence: int) -> None:
     observations, flags = ENCODINGS[encoding]
     env_spec = env_spec_of(**observations)

@@ -279,6 +279,7 @@ def test_saving_after_a_fall_back_is_not_undone_by_prune(tmp_path):
     assert len(list((tmp_path / "corrupt").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_reader_beside_saves_and_prunes_always_gets_a_whole_checkpoint(tmp_path):
     def small(step: int) -> dict[str, bytes]:
         return {"model": bytes([step % 256]) * 20_000, "state": str(step).encode()}
