@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +59,12 @@ def files(root: Path = ROOT) -> list[Path]:
     return [*sorted(root.glob("*_appo.py")), *(p for top in TOPS for p in sorted(root.glob(f"{top}/**/*.py")))]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, which is parsed once."""
+    return ast.parse(path.read_text())
+
+
 def name_of(path: Path, root: Path = ROOT) -> str:
     """Return the dotted name of the module that a file holds; folders of the checkout are packages of `appo`."""
     parts = path.relative_to(root).with_suffix("").parts
@@ -81,7 +88,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def graph(root: Path = ROOT) -> dict[str, set[str]]:
     """Every module of the product with the modules of the product that it imports."""
-    trees = {name_of(path, root): ast.parse(path.read_text()) for path in files(root)}
+    trees = {name_of(path, root): tree_of(path) for path in files(root)}
 
     def module_of(name: str) -> str:
         return name if name in trees else name.rpartition(".")[0]
@@ -124,7 +131,7 @@ def upward_strings(root: Path = ROOT) -> list[str]:
     found = []
     for path in files(root):
         own = layer_of(name_of(path, root))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
@@ -142,7 +149,7 @@ def statements(root: Path = ROOT) -> int:
         isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for path in files(root)
         if path.parent != root
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
     )
 
 
@@ -177,7 +184,7 @@ def lines_of_algorithms(root: Path = ROOT) -> dict[str, int]:
 
 def repeated_classes(root: Path = ROOT) -> list[str]:
     """Names that two or more classes of the product have."""
-    trees = (ast.parse(path.read_text()) for path in files(root))
+    trees = (tree_of(path) for path in files(root))
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 
@@ -206,7 +213,7 @@ def docstrings(path: Path, *, public: bool | None = None) -> list[str]:
         path: the file.
         public: True: of names without a leading underscore alone; False: of the others alone; None: all.
     """
-    return [text for text, is_public in _texts(ast.parse(path.read_text())) if public in (None, is_public)]
+    return [text for text, is_public in _texts(tree_of(path)) if public in (None, is_public)]
 
 
 def _texts(node: ast.AST, is_public: bool = True) -> Iterator[tuple[str, bool]]:

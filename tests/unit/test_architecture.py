@@ -80,7 +80,7 @@ def test_layers_know_every_module() -> None:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_torch_is_imported_where_it_belongs(path: Path) -> None:
     if not f"{name_of(path)}.".startswith(tuple(f"{module}." for module in TORCH)):
-        assert "torch" not in {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+        assert "torch" not in {name.split(".")[0] for name in imported(structure.tree_of(path))}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_lowest_layers_need_little(path: Path) -> None:
     """ops are functions of arrays; utils stand alone."""
     allowed = {"appo.algorithms.ops": {"torch", "numpy"}, "appo.utils": {"numpy", "tensorboardX", "psutil", "yaml"}}
     layer = "appo.utils" if name_of(path).startswith("appo.utils") else "appo.algorithms.ops"
-    for module in imported(ast.parse(path.read_text())):
+    for module in imported(structure.tree_of(path)):
         top = module.split(".")[0]
         fine = top in sys.stdlib_module_names or top in allowed[layer] or module.startswith(f"{layer}.")
         assert fine, f"{name_of(path)} imports {module}"
@@ -101,7 +101,7 @@ def test_nothing_is_too_long(path: Path) -> None:
     """An exception shows `# noqa` and its reason in its first line."""
     text = path.read_text()
     lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(structure.tree_of(path)):
         limit = MAX_LINES.get(type(node))
         if limit is None:
             continue
@@ -128,7 +128,7 @@ def test_no_algorithm_imports_another() -> None:
 
 def test_wall_clock_times_are_only_labels() -> None:
     """The wall clock jumps. It names moments in files; what waits, measures or decides uses the monotonic one."""
-    used = {name_of(path) for path in FILES for node in ast.walk(ast.parse(path.read_text())) if is_wall_clock(node)}
+    used = {name_of(path) for path in FILES for node in ast.walk(structure.tree_of(path)) if is_wall_clock(node)}
     assert used == {
         "appo.algorithms.tools.runs",  # how long ago a run's status was written
         "appo.algorithms.runtime.processes.strays",  # how old names of games in /dev/shm are
@@ -174,7 +174,7 @@ def test_the_layout_of_a_run_has_its_names() -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path != OWNER], ids=name_of)
 def test_only_one_file_names_what_a_run_folder_holds(path: Path) -> None:
-    assert names_of_layout(ast.parse(path.read_text())) == []
+    assert names_of_layout(structure.tree_of(path)) == []
 
 
 VAGUE = ("What", "As", "Whoever", "That")
@@ -183,7 +183,7 @@ SAID = [*FILES, *sorted(ROOT.glob("benchmarks/**/*.py"))]
 
 @pytest.mark.parametrize("path", SAID, ids=name_of)
 def test_docstrings_begin_with_a_subject_or_a_verb(path: Path) -> None:
-    assert vague_docstrings(ast.parse(path.read_text())) == []
+    assert vague_docstrings(structure.tree_of(path)) == []
 
 
 def vague_docstrings(tree: ast.AST) -> list[str]:
@@ -281,7 +281,7 @@ def test_what_waits_says_how_long() -> None:
     found = {
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(structure.tree_of(path))
         if waits_for_ever(node)
     }
     assert found == set(WITHOUT_END)
@@ -324,7 +324,7 @@ def test_waits_without_an_end_are_found(code: str, expected: bool) -> None:
 
 @pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "appo.algorithms.runtime.roles"], ids=name_of)
 def test_roles_are_named_in_their_table_alone(path: Path) -> None:
-    assert named_roles(ast.parse(path.read_text())) == []
+    assert named_roles(structure.tree_of(path)) == []
 
 
 def named_roles(tree: ast.AST) -> list[str]:

@@ -156,11 +156,11 @@ def strays(module: str, tree: ast.AST) -> list[str]:
 
 def test_what_strangers_may_have_written_is_read_through_the_doors_alone() -> None:
     """Use `open_own`, `names_in_own`, `read_own_mapping`, `listed`, `read_mapping`, or the readers of datasets."""
-    assert [text for path in structure.files() for text in strays(name_of(path), ast.parse(path.read_text()))] == []
+    assert [text for path in structure.files() for text in strays(name_of(path), structure.tree_of(path))] == []
 
 
 def test_every_door_is_as_wide_as_its_module_needs() -> None:
-    used = {name_of(path): {kind for kind, _ in calls(ast.parse(path.read_text()))} for path in structure.files()}
+    used = {name_of(path): {kind for kind, _ in calls(structure.tree_of(path))} for path in structure.files()}
     assert {name: kinds for name, (kinds, _) in DOORS.items()} == {name: used.get(name, set()) for name in DOORS}
 
 
