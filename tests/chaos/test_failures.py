@@ -57,21 +57,17 @@ def test_an_environment_that_raises_ends_the_run_with_its_traceback_last(
 @pytest.mark.parametrize(
     ("fault", "where", "exit_code", "words"),
     [
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
-                ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
-                ("missing_key", "step", 3, "speed"),
-                ("keyboard_interrupt", "reset", 3, "Hostile raised KeyboardInterrupt: of the environment"),
-                ("os_exit", "step", 1, "actor_1 ended unexpectedly with exit code 7"),
-                ("shape", "step", 3, "position"),
-                ("dtype", "step", 3, "position"),
-                ("no_dict", "step", 3, "Hostile"),
-            )
-        ),
+        ("segfault", "step", 1, "actor_1 was killed by SIGSEGV"),
+        ("sys_exit", "step", 3, "actor_1: tests.chaos.hostile_env:Hostile raised SystemExit: bye"),
+        ("missing_key", "step", 3, "speed"),
+        ("keyboard_interrupt", "reset", 3, "Hostile raised KeyboardInterrupt: of the environment"),
+        ("os_exit", "step", 1, "actor_1 ended unexpectedly with exit code 7"),
+        ("shape", "step", 3, "position"),
+        ("dtype", "step", 3, "position"),
+        ("no_dict", "step", 3, "Hostile"),
     ],
 )
+@pytest.mark.slow
 def test_other_ways_in_which_an_environment_ends_a_run(
     tmp_path: Path, fault: str, where: str, exit_code: int, words: str
 ) -> None:

@@ -64,21 +64,24 @@ def arrays_of(trajectories: Trajectories) -> dict[str, np.ndarray]:
     return named
 
 
+BOOKKEEPING = (
+    "owner",
+    "sequence",
+    "released",
+    "taker",
+    "columns_used",
+    "continues",
+    "follows",
+    "group_counts",
+    "learner_counts",
+)
+"""Fields of slots that processes keep for themselves, without numbers of steps."""
+
+
 def number_all(world: World) -> None:
     """Make every element of every numeric field different, all steps valid, nothing over."""
     t = world.trajectories
-    bookkeeping = (
-        "owner",
-        "sequence",
-        "released",
-        "taker",
-        "columns_used",
-        "continues",
-        "follows",
-        "group_counts",
-        "learner_counts",
-    )
-    for array in [array for name, array in arrays_of(t).items() if name not in bookkeeping]:
+    for array in [array for name, array in arrays_of(t).items() if name not in BOOKKEEPING]:
         if array.dtype == np.bool_:
             array[:] = False
         elif array.size:

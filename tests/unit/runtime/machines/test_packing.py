@@ -8,23 +8,12 @@ import pytest
 
 from appo.algorithms.runtime.machines.packing import BadPacket, SlotPacking
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
-from tests.unit.runtime.worlds import SPEC, World, arrays_of, number_all, world_of
+from tests.unit.runtime.worlds import BOOKKEEPING, SPEC, World, arrays_of, number_all, world_of
 
 IMAGES = EnvSpec(
     {"image": ObservationSpec((3, 4, 5), "uint8"), "speed": ObservationSpec((2,), "float32")},
     ActionSpec((ActionPart("categorical", 4), ActionPart("bernoulli", 1), ActionPart("gaussian", 2)), (-1, -1), (1, 1)),
     same_step=True,
-)
-NOT_SENT = (
-    "owner",
-    "sequence",
-    "released",
-    "taker",
-    "columns_used",
-    "continues",
-    "follows",
-    "group_counts",
-    "learner_counts",
 )
 
 
@@ -41,7 +30,7 @@ def random_bytes(world: World) -> None:
     """Fill all fields that travel, invalid steps included, with random bytes; flags stay flags."""
     random = np.random.default_rng(1)
     for name, array in arrays_of(world.trajectories).items():
-        if name not in NOT_SENT and array.size:
+        if name not in BOOKKEEPING and array.size:
             high = 2 if array.dtype == np.bool_ else 256
             array.reshape(-1).view(np.uint8)[:] = random.integers(0, high, array.nbytes)
     t = world.trajectories
@@ -58,9 +47,9 @@ def test_all_bytes_of_a_slot_come_back_in_another_slot(spec: EnvSpec, rnn: int, 
     assert compression == "lz4" or len(data) == pack.nbytes
     unpack.unpack(data, 2, version=1)
     ours, theirs = arrays_of(here.trajectories), arrays_of(there.trajectories)
-    sent = [name for name in ours if name not in NOT_SENT]
+    sent = [name for name in ours if name not in BOOKKEEPING]
     assert {name: theirs[name][2].tobytes() for name in sent} == {name: ours[name][1].tobytes() for name in sent}
-    assert not any(theirs[name].any() for name in NOT_SENT)
+    assert not any(theirs[name].any() for name in BOOKKEEPING)
     others = np.arange(len(there.trajectories.owner)) != 2
     assert not any(theirs[name][others].any() for name in sent)
 
@@ -68,7 +57,7 @@ def test_all_bytes_of_a_slot_come_back_in_another_slot(spec: EnvSpec, rnn: int, 
 def test_a_buffer_holds_each_byte_of_a_slot_once() -> None:
     world = filled(IMAGES, rollout=5)
     packing = SlotPacking(world.trajectories, IMAGES.action)
-    fields = {name: a for name, a in arrays_of(world.trajectories).items() if name not in NOT_SENT}
+    fields = {name: a for name, a in arrays_of(world.trajectories).items() if name not in BOOKKEEPING}
     assert packing.nbytes == sum(array[0].nbytes for array in fields.values())
 
 
