@@ -3,9 +3,9 @@
     python -m benchmarks.scores.choosing [--seeds 1 2 3] [--task NAME ...] [--most_seconds=900] [--add] [--json=FILE]
 
 For each seed the doctor chooses between APPO and SAC for `Reach`, then both train until the mean return of the last 20
-episodes is `GOAL`; the seconds are those of the whole commands. The toy is easy, but not too easy for APPO: the
-benchmark is a proof of the arithmetic only while the true ratio of steps is near the ratio that the doctor assumes. The
-report contains both numbers of samples. The exit code is 1 if a named algorithm was not the faster one.
+episodes is `GOAL`; the seconds are those of the whole commands. The benchmark
+proves the arithmetic only if the true ratio of steps is near the assumed ratio; the report contains the numbers of
+samples of both. The exit code is 1 if a named algorithm was not the faster one.
 """
 
 import json
