@@ -298,11 +298,7 @@ class ReplayKeeper:
     """Writes the new content of the replay in its process, the learner's or a shard's, by a thread and at the stop."""
 
     def __init__(
-        self,
-        file: ReplayFile | None,
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        name: str = "replay",
+        self, file: ReplayFile | None, seconds: float, clock: Callable[[], float] = time.monotonic, name: str = "replay"
     ) -> None:
         self.file, self.seconds, self.clock, self.name = file, seconds, clock, name
         self.thread = DiskThread("replay")

@@ -12,15 +12,7 @@ from appo.algorithms.runtime.machines.packets import PackedSlot, decode
 from appo.algorithms.runtime.machines.packing import BadPacket, SlotPacking
 from appo.algorithms.runtime.memory.ownership import handed_over, take_back
 from appo.algorithms.runtime.memory.weights import WeightRing, barrier
-from appo.algorithms.runtime.messages import (
-    Address,
-    Begin,
-    Message,
-    SlotReleased,
-    Stop,
-    TrajectoryReady,
-    WorkerReport,
-)
+from appo.algorithms.runtime.messages import Address, Begin, Message, SlotReleased, Stop, TrajectoryReady, WorkerReport
 from appo.algorithms.runtime.sampling.env_group import NOTED
 from appo.utils.logging import take_raised
 from appo.utils.timing import COPYING, FRAMEWORK, clock
@@ -101,13 +93,7 @@ class BridgeWorker:
         ring: weights of the learner; the newest version bounds the versions of steps.
     """
 
-    def __init__(
-        self,
-        plan: BridgePlan,
-        packing: SlotPacking,
-        wire: Wire,
-        ring: WeightRing,
-    ) -> None:
+    def __init__(self, plan: BridgePlan, packing: SlotPacking, wire: Wire, ring: WeightRing) -> None:
         self.plan, self.packing, self.wire, self.ring = plan, packing, wire, ring
         slots, groups = plan.slots, plan.groups
         self.trajectories = packing.trajectories
