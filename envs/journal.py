@@ -70,14 +70,7 @@ class JournalMemory(NamedTuple):
 
     @staticmethod
     def shapes(num_envs: int, num_agents: int, action: ActionSpec, walk_steps: int) -> dict[str, Shape]:
-        """Shape and dtype of every attribute.
-
-        Args:
-            num_envs: environments of the group.
-            num_agents: of each.
-            action: of an agent.
-            walk_steps: most that an environment takes before the first step of the group.
-        """
+        """Shape and dtype of every attribute."""
         values = num_agents * action.num_values
         steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // (num_envs * values * np.dtype(action.dtype).itemsize)))
         return {

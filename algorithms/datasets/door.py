@@ -105,9 +105,6 @@ def part_number(name: str) -> int:
 class NewPart:
     """A part that is being written, in a hidden folder until `finish`.
 
-    Attributes:
-        episodes, steps, nbytes: written so far.
-
     Raises:
         OSError: the folder cannot be made.
     """

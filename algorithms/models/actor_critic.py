@@ -229,9 +229,6 @@ class ActorCritic(ActingNetwork):
     A subclass defines the path from scaled observations to outputs in `act_scaled` and `unroll_scaled`, and calls the
     last, linear layer of its values `value_head`.
 
-    Args:
-        env_spec, config, rnn_state_size: see `ActingNetwork`.
-
     Attributes:
         return_mean, return_std: scalars: `value` is in units of (return - return_mean) / return_std.
     """

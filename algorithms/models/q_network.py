@@ -113,11 +113,7 @@ class QNetwork(ActorCritic):
 def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool, explores: bool = False) -> QNetwork:
     """Make the network of an environment; torch's global generator draws the weights.
 
-    Args:
-        config: flags of the network.
-        env_spec: spec of the environment.
-        dueling: whether Q consists of the value of the state and an advantage of every choice.
-        explores: whether the network has `QNetwork.exploration`.
+    Only with `explores` the network has `QNetwork.exploration`.
 
     Raises:
         UsageError: the encoder cannot read the observations, or flags bound the values.

@@ -251,12 +251,7 @@ class FlatLearner(ABC):
 
 
 class ActorCriticLearner(FlatLearner):
-    """A learner of an actor-critic by Adam; a subclass defines `learn` and the loss.
-
-    Args:
-        flat: model with all weights in one vector, on the device.
-        context: see `FlatLearner`.
-    """
+    """A learner of an actor-critic by Adam; a subclass defines `learn` and the loss."""
 
     optimizer: FlatAdam
 

@@ -128,9 +128,6 @@ class GradientSum:
     Args:
         gradient: [P] float32 target of `backward`.
         maximum: name of the metric that is a maximum; the rest are means over valid steps.
-
-    Attributes:
-        num_valid: number of valid steps, scalar.
     """
 
     def __init__(self, gradient: Tensor, maximum: str) -> None:

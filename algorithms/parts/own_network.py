@@ -18,18 +18,7 @@ def weights_of(name: str, flat: FlatModule) -> dict[str, Tensor]:
 
 
 class OwnNetwork:
-    """A network that never acts, and its Adam; made by `FlatLearner.add_network`.
-
-    Args:
-        name: name of the network in checkpoints and metrics.
-        module: network on the device of the model; the weights become views of one vector.
-        config: learning flags.
-        rate: flag of the learning rate.
-
-    Attributes:
-        flat: network with all weights in one vector.
-        optimizer: Adam of the network.
-    """
+    """A network that never acts, and the network's Adam; `FlatLearner.add_network` describes the arguments."""
 
     def __init__(self, name: str, module: nn.Module, config: OptimizerConfig, rate: str) -> None:
         self.name, self.flat = name, FlatModule(module)

@@ -20,9 +20,6 @@ class TwinCheck:
 
     A single difference can be chance: a ratio at the edge of the clip, or two equal values that rounding swaps. So the
     next step is compared too.
-
-    Args:
-        file: file of the twin, for the warning.
     """
 
     def __init__(self, file: str) -> None:

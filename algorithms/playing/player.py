@@ -91,10 +91,7 @@ class Player:
 class NumpyPlayer:
     """Acts like a `Player` of one environment, except for rounding and random numbers; made by `cheapest`.
 
-    Args:
-        mlp: network.
-        spec: spaces of the environment.
-        sampler: sampler of actions; None: the most probable actions are taken.
+    Without a sampler, the most probable actions are taken.
     """
 
     def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:

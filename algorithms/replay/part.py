@@ -52,10 +52,6 @@ class ReplayPart:
     `discount` and `weight`. Weights are 1 / (N P(i)) over the largest weight of the batch; the learner raises them to
     beta, which depends on the progress of training. With `--batch_replay` a batch has whole columns: [T, B],
     observations [T+1, B, *], and `length`, the m of every step.
-
-    Attributes:
-        pace: counts as noted in shared memory.
-        figures: means of costs.
     """
 
     def __init__(

@@ -200,12 +200,6 @@ class ResumeSegments:
     new, and all seeds follow from the run's seed and the env steps in the state. A state from disk and a state from the
     segment before therefore give the same result.
 
-    Args:
-        blueprint: plan of the run.
-        arena: shared memory of the run.
-        block: state block of the policy, with the state to resume, if any.
-        make_workers: makes the workers of a plan.
-
     Attributes:
         end: env steps at the end of the present segment.
     """

@@ -18,13 +18,7 @@ HORIZON = "train_for_env_steps"
 def without_horizon(
     asked: Mapping[str, Any], saved: Mapping[str, object], preset: Mapping[str, object]
 ) -> list[dict[str, object]]:
-    """Return flags of a saved run and of a preset; a time given by the user replaces the preset's env steps.
-
-    Args:
-        asked: flags from the user.
-        saved: flags of the saved run, {} for a new run.
-        preset: flags of the environment's preset.
-    """
+    """Return flags of a saved run and of a preset; a time given by the user replaces the preset's env steps."""
     layers = [dict(saved), dict(preset)]
     if asked.get("train_for_seconds", ENDLESS["seconds"]) < ENDLESS["seconds"]:
         layers = [{name: x for name, x in one.items() if name != HORIZON or x != preset.get(HORIZON)} for one in layers]

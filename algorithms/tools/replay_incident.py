@@ -37,14 +37,7 @@ END_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """The result of a replay.
-
-    Attributes:
-        num_steps: number of steps taken.
-        error: name of the error, like `Incident.error`; "" without a failure.
-        message: message of the error, in one line.
-        traceback: traceback of the exception.
-    """
+    """The result of a replay; the name of the error is empty without a failure."""
 
     num_steps: int
     error: str = ""
@@ -107,11 +100,7 @@ def repeat(
     The replay stops if the episode ends too early: the environment does not repeat itself. A vector is never reset as a
     whole, so all steps of a vector are repeated.
 
-    Args:
-        incident: recorded calls.
-        config: flags of the environment.
-        render_mode: render mode of the environment.
-        tell: function called with the number of each step before the step; with 0 after the reset.
+    `tell` is called with the number of each step before the step, and with 0 after the reset.
 
     Raises:
         UsageError: the environment cannot be made, or has different actions or random numbers.

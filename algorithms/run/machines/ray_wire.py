@@ -75,13 +75,8 @@ class Link:
 class RayWire:
     """All actor machines of a cluster, see `Wire`. The Ray actors end with the process of the bridge.
 
-    Args:
-        cluster: cluster to connect to.
-        request: see `Machine.prepare`; each machine gets `actors` and `seed`.
-        modules: files of the user's modules, for all machines.
-        ring: published weights of the learner.
-        wake: function that wakes the bridge, for any thread.
-        patience_seconds: longest time for a machine to make the environment.
+    A machine has `patience_seconds` to make the environment. `wake` wakes the bridge, from any thread; each machine
+    gets `actors` and `seed` in the `request` of `Machine.prepare`.
 
     Raises:
         UsageError: no cluster answers, or a machine lacks a package or has another environment.

@@ -59,10 +59,6 @@ def launch(config: Config, argv: Sequence[str]) -> int:
     """Train with several learners on this machine; return the exit code of rank 0.
 
     A rank that dies is started again, and takes over the state of the others. Rank 0 also resumes the run's folder.
-
-    Args:
-        config: all flags.
-        argv: words of the command line after `appo train`.
     """
     from appo.algorithms.runtime.learning.rank_store import serve  # late: a single learner needs no torch here
 

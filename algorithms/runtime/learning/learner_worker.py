@@ -126,13 +126,7 @@ def _saved_counts(state: LearnerState) -> dict[str, int]:
 
 
 class LearnerMemory(NamedTuple):
-    """The memory of a policy's learner in the arena; a replacement finds the contents.
-
-    Attributes:
-        ring: ring of published weights.
-        block: state block; a learner continues from a stored state.
-        ledger: counts and released slots.
-    """
+    """The memory of a policy's learner in the arena; a replacement finds the contents."""
 
     ring: WeightRing
     block: StateBlock

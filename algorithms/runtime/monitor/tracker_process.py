@@ -23,11 +23,7 @@ HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
 class WandbClient:
-    """A run at Weights & Biases, or at Trackio, whose package has the API of wandb.
-
-    Args:
-        settings: arguments of the package's `init`.
-    """
+    """A run at Weights & Biases, or at Trackio, whose package has the API of wandb."""
 
     def __init__(self, package: str, settings: Mapping[str, Any]) -> None:
         self._run = importlib.import_module(package).init(**settings)
