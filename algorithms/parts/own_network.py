@@ -40,8 +40,7 @@ class OwnNetwork:
 
     def state(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield name and tensor of every part of the state, and whether `--init_from` copies the part."""
-        for name, weight in weights_of(self.name, self.flat).items():
-            yield name, weight, True
+        yield from ((name, weight, True) for name, weight in weights_of(self.name, self.flat).items())
         table = self.flat.parameter_table
         for moment, flat in zip(MOMENTS, self.optimizer.moments(), strict=True):
             for (key, _), view in zip(table, split(flat, table), strict=True):

@@ -72,9 +72,7 @@ class Context:
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators; 0 without seeds, for parts that are made to be measured."""
-        if self.seeds is None:
-            return 0
-        return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
+        return 0 if self.seeds is None else int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
 Companion = TypeVar("Companion")

@@ -123,8 +123,7 @@ def _groups(cgroups: Path, proc: Path, controller: str) -> Iterator[Path]:
     if path is None or ".." in path.parts:
         path = PurePosixPath("/")
     for mount in (controller, "cpu,cpuacct") if controller else (".", "unified"):
-        for ancestor in (path, *path.parents):
-            yield cgroups / mount / ancestor.relative_to(ancestor.anchor)
+        yield from (cgroups / mount / one.relative_to(one.anchor) for one in (path, *path.parents))
 
 
 def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:

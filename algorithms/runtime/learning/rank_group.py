@@ -309,8 +309,7 @@ class RankGroup:
                 vector[...] = part.view(vector.dtype).reshape(vector.shape)
             state.meta.update(told["meta"])
             member.go_on_from(state)
-            now = np.array([member.totals[name] for name in COUNTED])
-            self._offset = self._table[self.rank.number] - now
+            self._offset = self._table[self.rank.number] - [member.totals[name] for name in COUNTED]
             log.info("rank %d goes on from the state of rank %d", self.rank.number, leader)
         member.learner.updates = told["meta"]["updates"]
 

@@ -179,8 +179,7 @@ class BridgeWorker:
         self.totals["sent"] += 1
         taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
         followed, here, hand_over = self._copies.get((machine, packed.continues), (-1, -1, 0))
-        goes_on = followed == packed.follows
-        t.continues[slot], t.follows[slot] = (here, hand_over) if goes_on else (-1, 0)
+        t.continues[slot], t.follows[slot] = (here, hand_over) if followed == packed.follows else (-1, 0)
         t.taker[slot] = taker
         t.sequence[slot] += 1
         self._copies[machine, packed.slot] = packed.sequence, slot, int(t.sequence[slot])

@@ -134,8 +134,7 @@ def _main() -> None:
         client.finish()
     except Exception as error:  # packages raise errors of any class
         traceback.print_exc()
-        message = next(iter(str(error).splitlines()), "")
-        sys.stderr.write(f"{FAULT}{type(error).__name__}: {message}\n")
+        sys.stderr.write(f"{FAULT}{type(error).__name__}: {next(iter(str(error).splitlines()), '')}\n")
         sys.exit(1 if sent else NOTHING_SENT)
 
 

@@ -328,5 +328,4 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
 
 def _other_end(seat: Seat, peer: int, topology: Topology) -> str:
     """Return the process at the far end of a queue; one end is a learner, the other end owns slots."""
-    fills = seat.plan.workers[0].facts.fills_slots
-    return str(Address(LEARNER.name, peer) if fills else topology.fillers[peer])
+    return str(Address(LEARNER.name, peer) if seat.plan.workers[0].facts.fills_slots else topology.fillers[peer])
