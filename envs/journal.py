@@ -171,8 +171,7 @@ class Journal:
         """Return the calls of a vector until the failure."""
         begun = self._begun[0]
         actions = [action.tolist() for action in self._taken(begun.step, self._count)]
-        seeds = [one.seed for one in self._begun]
-        return Story(self.place, begun.seed, None, actions, self._count - begun.step, seeds)
+        return Story(self.place, begun.seed, None, actions, self._count - begun.step, [one.seed for one in self._begun])
 
     @classmethod
     def left_in(cls, memory: JournalMemory) -> Self:

@@ -54,8 +54,7 @@ class Tower(nn.Module):
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Tensor:
         """Unroll obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] to [T+1,B,output_size]."""
         with self._autocast(first):
-            features = self.encoder(obs).reshape(*first.shape, -1)
-            return self.core.unroll(features, first, state)
+            return self.core.unroll(self.encoder(obs).reshape(*first.shape, -1), first, state)
 
     def _autocast(self, tensor: Tensor) -> AbstractContextManager[object]:
         return torch.autocast(tensor.device.type, torch.bfloat16) if self.bf16 else nullcontext()

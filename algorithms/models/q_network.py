@@ -122,5 +122,4 @@ def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool, ex
         raise UsageError(
             "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
         )
-    tower = build_tower(config, model_inputs(env_spec))
-    return QNetwork(env_spec, config, tower, dueling=dueling, explores=explores)
+    return QNetwork(env_spec, config, build_tower(config, model_inputs(env_spec)), dueling=dueling, explores=explores)

@@ -15,13 +15,13 @@ from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode, step_row
+from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode
 from appo.algorithms.playing.saved_run import SavedRun
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
-from appo.envs.spec import EnvSpec, GroupEnv
+from appo.envs.spec import EnvSpec, GroupEnv, step_row
 from appo.utils.errors import UsageError
 from appo.utils.system.devices import choose_device
 

@@ -216,8 +216,7 @@ class ReplayAlgorithm(FlatAlgorithm):
         from appo.algorithms.replay.shards import ReplayShard, make_shard
 
         if address.role == REPLAY.name:
-            plan = self.plan(context.flags)
-            return make_shard(address, context, plan, trajectories, _path(context, address.member))
+            return make_shard(address, context, self.plan(context.flags), trajectories, _path(context, address.member))
         if any(other.role == REPLAY.name for other in others):
             shard = companion(others, address, REPLAY, ReplayShard)
             return ReplayKeeper(shard.file, context.flags.save_replay_every_sec, name=str(shard.address))

@@ -98,10 +98,7 @@ class ReplayPart:
 
     def mine(self, slot: int) -> Array:
         """Return the valid steps of the policy, [T, R]."""
-        valid: Array = self.trajectories.valid[slot]
-        if self.num_policies > 1:
-            valid = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
-        return valid
+        return self.trajectories.valid_of(slot, self.policy if self.num_policies > 1 else None)
 
     def insert(self, message: TrajectoryReady) -> int:
         """Insert the unused columns of a slot that contain steps of the policy; return the number of these steps."""

@@ -57,9 +57,7 @@ def finished_before(config: Config) -> str | None:
             return None
         policies.append(PolicyProgress(config.logging.stats_avg, frozen=policy in config.frozen))
         policies[-1].restore(read_plain(loaded.files["state.json"]))
-    if reason := budget.reached(policies):
-        return reason
-    return _over_by_its_status(folder.read_status(), budget)
+    return budget.reached(policies) or _over_by_its_status(folder.read_status(), budget)
 
 
 def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None:

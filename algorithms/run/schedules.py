@@ -43,8 +43,7 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
         budget: budget of this start.
         resumed: plain state of every policy, {} for a new policy; the policy with most env steps counts.
     """
-    env_steps = max(int(state.get("env_steps", 0)) for state in resumed)
-    shares, numbers = budget.shares(env_steps, 0.0), annealed(learning)
+    shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
     if numbers and not shares:
         values = ", ".join(f"{name} stays {value:g}" for name, value in numbers.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.algorithms.playing.episodes import EpisodeRecorder, step_row
+from appo.algorithms.playing.episodes import EpisodeRecorder
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.trust import PLAYED, is_marked, uses
 from appo.algorithms.runtime.processes.prctl import die_with_parent
@@ -24,7 +24,7 @@ from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.incidents import HANG, Incident, error_name, restore_random_state
 from appo.envs.make import make_group, make_single
-from appo.envs.spec import Array, EnvSpec
+from appo.envs.spec import Array, EnvSpec, step_row
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.command_line import complain, say
 from appo.utils.errors import EnvironmentFailure, UsageError

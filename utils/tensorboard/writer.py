@@ -142,8 +142,7 @@ class EventWriter:
             values = [summaries.Value(tag=tag, **fields) for tag, fields in event.values.items()]
             if event.flags is not None:
                 values = table_of_runs(self._records, event.flags, event.first)
-            content = summaries(value=values)
-            file.write(self._records.Event(wall_time=event.wall_time, step=event.step, summary=content))
+            file.write(self._records.Event(wall_time=event.wall_time, step=event.step, summary=summaries(value=values)))
         file.flush()
         self.written += len(events)
         self._purge_step = None

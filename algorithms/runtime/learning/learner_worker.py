@@ -373,8 +373,7 @@ class LearnerWorker:
 
     def _budget_reached(self) -> bool:
         env_steps, pause = self.of_all["env_steps"], self.plan.pause_env_steps
-        paused = pause is not None and env_steps >= pause
-        return paused or self.plan.budget.trained(env_steps, self.of_all["samples"])
+        return (pause is not None and env_steps >= pause) or self.plan.budget.trained(env_steps, self.of_all["samples"])
 
     def _enter(self) -> Entered:
         """Count, and return, the steps that have entered training since the last call."""

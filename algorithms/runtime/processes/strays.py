@@ -216,6 +216,5 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 
 def mapped_by(pid: int) -> set[str]:
     """Return the names in /dev/shm that a process has mapped."""
-    lines = _read(pid, "maps").decode(errors="replace").splitlines()
-    named = (line for line in lines if "(deleted)" not in line)
+    named = (line for line in _read(pid, "maps").decode(errors="replace").splitlines() if "(deleted)" not in line)
     return {name for _, found, name in (line.partition(SHARED_MEMORY) for line in named) if found}

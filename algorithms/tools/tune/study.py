@@ -116,8 +116,7 @@ class Study:
 
     def records(self) -> list[Record]:
         """Return all trials that have begun."""
-        trials = self._study.get_trials(deepcopy=False)
-        return [_record(trial) for trial in trials if trial.state.name != "WAITING"]
+        return [_record(trial) for trial in self._study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
 
     def next(self, most: float) -> Job | None:
         """Return the next run; None if no run waits and the study has `most` trials."""

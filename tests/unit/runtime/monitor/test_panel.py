@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from appo.algorithms.parts.config import SURROGATE_PANEL as PANEL
+from appo.algorithms.parts.config import SURROGATE_PANEL
 from appo.algorithms.runtime.monitor.curves import Trace
 from appo.algorithms.runtime.monitor.overview import Overview
 from appo.algorithms.runtime.monitor.panel import Snapshot, chart, draw, render
