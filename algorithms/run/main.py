@@ -82,10 +82,7 @@ log = logging.getLogger(__name__)
 def train(config: Config, kind: "type[Run] | None" = None, rank: Rank | None = None) -> int:
     """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
-    Args:
-        config: all flags.
-        kind: class of the run, for variants.
-        rank: place among several learners of the policy; None: a single learner.
+    `kind` is the class of a variant of the run; `rank` is None for a single learner.
 
     Raises:
         AppoError: a failure, with its exit code.

@@ -84,10 +84,9 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
     token.write_text(secrets.token_hex(32))
     number = int(given[len(LOCAL) :])
     cores = max(1, available_cores() // number)
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
     environment = {
         **os.environ,
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])),
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),

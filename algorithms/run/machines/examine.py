@@ -53,8 +53,7 @@ def examine(
     size = short_number(nbytes * of_slot)
     yield "slots", f"{size} bytes for {of_slot} samples, weights {short_number(weights)} bytes"
     if found.costs is not None:
-        wire = min(speeds) / nbytes
-        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, wire).line()
+        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, min(speeds) / nbytes).line()
 
 
 def _speed(ray: Any, node: str) -> tuple[float, float]:
