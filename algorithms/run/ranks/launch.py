@@ -64,11 +64,15 @@ def launch(config: Config, argv: Sequence[str]) -> int:
         config: all flags.
         argv: words of the command line after `appo train`.
     """
-    from appo.algorithms.runtime.learning.rank_store import serve  # late: a single learner needs no torch here
+    from appo.algorithms.runtime.learning.rank_store import (  # late: a single learner needs no torch here
+        device_to,
+        serve,
+    )
 
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     store, size = serve(), config.run.num_learners
     ranks = [Rank(number, size, number, size, port=store.port) for number in range(size)]
+    device_to(ranks[0])  # once, as every rank would refuse the interface in a line of its own
     processes = [_Process(rank, Revival(f"rank {rank.number}", config.run.run_directory)) for rank in ranks]
     with _passing_signals_to(processes[0]):
         try:
