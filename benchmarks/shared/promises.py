@@ -52,7 +52,13 @@ def show(results: Mapping[str, Mapping[str, Any]]) -> int:
     return int(not all(figure.kept for figure in figures))
 
 
-def ask(benchmark: str, about: str, parts: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]) -> int:
+Parts = Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]
+"""Function for each name, from the command line to an entry of a result file."""
+
+
+def ask(
+    benchmark: str, about: str, parts: Parts, add: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+) -> int:
     """Measure the parts that the command line selects, save and print each; return the exit code.
 
     A part that cannot be measured is a broken promise.
@@ -60,7 +66,8 @@ def ask(benchmark: str, about: str, parts: Mapping[str, Callable[[argparse.Names
     Args:
         benchmark: name in result files.
         about: subject of the benchmark.
-        parts: function for each name, from the command line to an entry of a result file.
+        parts: parts of the benchmark.
+        add: function that adds further flags.
     """
     parser = argparse.ArgumentParser(description=about)
     names = ", ".join(parts)
@@ -68,6 +75,7 @@ def ask(benchmark: str, about: str, parts: Mapping[str, Callable[[argparse.Names
     parser.add_argument("--quick", action="store_true", help="a trial of each part in less than a minute, not saved")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3], help="seeds (default 1 2 3)")
     parser.add_argument("--json", type=Path, help="file for the results")
+    add(parser)
     given = parser.parse_args()
     if given.quick and given.json:
         raise UsageError("--quick is a trial: --json would keep the figures")
