@@ -248,6 +248,7 @@ PARTS = {"curves": curves, "kills": kills, "stop": stop, "interface": interface}
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # all that was started ends too
     return promises.ask("ranks", "Several learners of one policy.", PARTS)
 
 
