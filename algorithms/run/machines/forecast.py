@@ -28,13 +28,7 @@ def sample_bytes(fields: Sequence[Field], topology: Topology) -> float:
 
 
 class Sums(NamedTuple):
-    """The sums of gradients over several learners.
-
-    Attributes:
-        size: number of learners.
-        num_weights: number of weights, float32.
-        speed: bytes per second between two learners.
-    """
+    """Sums of gradients of float32 over `size` learners, with `speed` bytes per second between two learners."""
 
     size: int
     num_weights: int
@@ -113,13 +107,7 @@ class Forecast:
 def learners_text(costs: Costs | None, plan: Sampling, config: Config, num_agents: int, cores: int, sums: Sums) -> str:
     """Return a line about several learners: the time of a sum, and a forecast if costs were measured.
 
-    Args:
-        costs: measured costs.
-        plan: plan of one learner.
-        config: all flags, with the share of one learner in every batch.
-        num_agents: rows of one environment.
-        cores: number of cores of one learner.
-        sums: sums of the gradients.
+    Plan, cores and the flags' batch size are of one learner.
     """
     nbytes = short_number(4 * sums.num_weights)
     text = f"{sums.size} learners: a sum of gradients, {nbytes} bytes, takes about {in_unit(sums.seconds)}"

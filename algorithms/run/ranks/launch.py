@@ -64,10 +64,7 @@ def launch(config: Config, argv: Sequence[str]) -> int:
         config: all flags.
         argv: words of the command line after `appo train`.
     """
-    from appo.algorithms.runtime.learning.rank_store import (  # late: a single learner needs no torch here
-        device_to,
-        serve,
-    )
+    from appo.algorithms.runtime.learning.rank_store import device_to, serve  # late: one learner needs no torch here
 
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     store, size = serve(), config.run.num_learners
