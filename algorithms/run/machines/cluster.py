@@ -94,6 +94,7 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
         "TMPDIR": str(folder),
         "RAY_kill_child_processes_on_worker_exit": "false",  # the janitor of a killed machine cleans up
         "RAY_worker_niceness": "0",  # 15 would starve machines beside the learner
+        "RAY_worker_register_timeout_seconds": "300",  # after 60 Ray starts anew, for ever on a busy machine
     }
     command = [sys.executable, "-m", "appo.algorithms.run.machines.local_nodes", str(number), str(cores)]
     errors, pipe = tempfile.TemporaryFile(), subprocess.PIPE  # noqa: SIM115 (as long as the nodes)

@@ -61,11 +61,12 @@ def launch(config: Config, argv: Sequence[str]) -> int:
 
     A rank that dies is started again, and takes over the state of the others. Rank 0 also resumes the run's folder.
     """
-    from appo.algorithms.runtime.learning.rank_store import serve  # late: a single learner needs no torch here
+    from appo.algorithms.runtime.learning.rank_store import device_to, serve  # late: one learner needs no torch here
 
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     store, size = serve(), config.run.num_learners
     ranks = [Rank(number, size, number, size, port=store.port) for number in range(size)]
+    device_to(ranks[0])  # once, as every rank would refuse the interface in a line of its own
     processes = [_Process(rank, Revival(f"rank {rank.number}", config.run.run_directory)) for rank in ranks]
     with _passing_signals_to(processes[0]):
         try:
