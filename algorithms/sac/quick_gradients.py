@@ -1,4 +1,4 @@
-"""The gradients of `SACLearner` without a graph, for MLPs: at batches of a few hundred steps, the graph costs half.
+"""The gradients of `SACLearner` without a graph, for MLPs.
 
 `SACLearner` defines the objective: read and change the objective there. The twin repeatedly compares gradients with
 the learner's, and retires after two differences in a row. For networks and actions that the twin lacks, torch
