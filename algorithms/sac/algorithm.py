@@ -15,7 +15,7 @@ from appo.utils.errors import UsageError
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
     from appo.algorithms.models.policy_network import PolicyNetwork
-    from appo.algorithms.parts.learner import FlatLearner
+    from appo.algorithms.runtime.devices import Device
     from appo.algorithms.sac.learner import SACLearner
     from appo.algorithms.sac.policy import SACPolicy
     from appo.envs.spec import EnvSpec
@@ -67,14 +67,12 @@ class SAC(ReplayAlgorithm):
 
         return SACLearner
 
-    def new_learner(self, context: Context, flat: FlatModule) -> FlatLearner:
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> SACLearner:
         """Return a learner of a network, with quick gradients for MLPs."""
-        from appo.algorithms.sac.learner import SACLearner
         from appo.algorithms.sac.quick_gradients import quick_gradients
 
-        learner = super().new_learner(context, flat)
-        if isinstance(learner, SACLearner):
-            learner.quick = quick_gradients(learner)
+        learner = self.learner_class()(flat, context)
+        learner.quick = quick_gradients(learner)
         return learner
 
     def network(self, context: Context) -> PolicyNetwork:
