@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Examples are the same in every run, and none has a limit of time: a busy machine must not decide.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 # Whoever runs the suite in the background of a script makes it ignore Ctrl-C, and so every run it starts: the tests of
 # Ctrl-C would wait for ever. A handler, unlike an ignored signal, is not handed on to a program that is started.

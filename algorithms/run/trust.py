@@ -81,8 +81,9 @@ def make_key() -> bytes:
         temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with closing(os.open(temporary, flags, 0o600)) as descriptor:
+            with closing(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            ) as descriptor:
                 os.write(descriptor, secrets.token_bytes(KEY_BYTES))
                 os.fsync(descriptor)
             with contextlib.suppress(FileExistsError):  # another run has made one in this moment
