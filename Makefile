@@ -21,7 +21,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     speed of the framework alone"
 	@echo "make bench-all every benchmark of speed and learning, peers included, then docs/performance.md (over two hours)"
-	@echo "make bench-reliability  figures of docs/reliability.md and docs/self_play.md (over an hour)"
+	@echo "make bench-reliability  figures of docs/reliability.md and docs/self_play.md (several hours)"
 	@echo "make bench-scores  what the presets reach, then docs/results.md (four hours)"
 	@echo "make clean     remove everything these commands made, except train_dir"
 
@@ -65,9 +65,9 @@ bench-all: install
 
 # The same for what is promised; a promise that is not kept is printed and goes into the file.
 bench-reliability: install
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench]"
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[bench,ray,lz4]"
 	for name in promises.recovery promises.under_fire promises.supervision promises.evaluation promises.cycles \
-			promises.soak promises.chatter scores.self_play; do \
+			promises.soak promises.chatter promises.ranks promises.machines scores.self_play; do \
 		$(RUN) -m benchmarks.$$name --json=benchmarks/results/$${name##*.}.json || true; \
 	done
 	$(RUN) -m benchmarks.report

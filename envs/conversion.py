@@ -88,14 +88,7 @@ def require_info(name: str, where: str, info: object) -> None:
 
 
 class ActionUnits:
-    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass unchanged.
-
-    Args:
-        action: spec of the stored action.
-
-    Attributes:
-        differ: whether any value changes.
-    """
+    """Turns stored numbers and bins [R, A] into numbers of the environment; choices and bits pass unchanged."""
 
     def __init__(self, action: ActionSpec):
         size, bounded = action.num_values, np.array(action.is_bounded, np.bool_)

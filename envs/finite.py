@@ -17,12 +17,7 @@ _huge: set[tuple[str, str]] = set()
 
 
 class FiniteCheck:
-    """Looks for what is not finite in a step of a group.
-
-    Args:
-        name: the environment's name in messages.
-        spec: of the environment; observations of bytes need no look.
-    """
+    """Looks for what is not finite in a step of a group; observations of bytes need no look."""
 
     def __init__(self, name: str, spec: EnvSpec) -> None:
         self.name, self._num_agents = name, spec.num_agents

@@ -33,12 +33,7 @@ ALWAYS_THERE: Mapping[str, Harmless] = {
 
 
 def harmful_arguments(name: str, arguments: Mapping[str, object]) -> list[str]:
-    """List the arguments of an environment that an untrusted run may not set; nothing is imported or made.
-
-    Args:
-        name: name of the environment, as in the flag.
-        arguments: arguments of the constructor.
-    """
+    """List the arguments of an environment that an untrusted run may not set; nothing is imported or made."""
     harmless = {**OF_ALL, **_harmless_arguments(name)}
     return [word for word, value in arguments.items() if not is_harmless(harmless, word, value)]
 

@@ -101,13 +101,7 @@ class Incident:
 
 
 class IncidentFolder:
-    """Where a worker writes incidents: `env_<worker>_<number>.json`, the newest `MAX_INCIDENTS` of all workers.
-
-    Args:
-        path: of the folder.
-        worker: in their names.
-        flags: of the environment.
-    """
+    """Where a worker writes incidents: `env_<worker>_<number>.json`, the newest `MAX_INCIDENTS` of all workers."""
 
     def __init__(self, path: Path, worker: str, flags: Mapping[str, object]) -> None:
         self.path, self.worker, self.flags = path, worker, flags

@@ -94,9 +94,6 @@ class InfoReader:
     Args:
         name: name of the environment in messages.
         unmasked: reason for which no mask can be taken; empty if masks are taken.
-
-    Attributes:
-        found: keys found so far.
     """
 
     def __init__(self, name: str, unmasked: str = "") -> None:

@@ -70,14 +70,7 @@ class JournalMemory(NamedTuple):
 
     @staticmethod
     def shapes(num_envs: int, num_agents: int, action: ActionSpec, walk_steps: int) -> dict[str, Shape]:
-        """Shape and dtype of every attribute.
-
-        Args:
-            num_envs: environments of the group.
-            num_agents: of each.
-            action: of an agent.
-            walk_steps: most that an environment takes before the first step of the group.
-        """
+        """Shape and dtype of every attribute."""
         values = num_agents * action.num_values
         steps = max(LEAST_STEPS, min(MOST_STEPS, MOST_BYTES // (num_envs * values * np.dtype(action.dtype).itemsize)))
         return {
@@ -178,8 +171,7 @@ class Journal:
         """Return the calls of a vector until the failure."""
         begun = self._begun[0]
         actions = [action.tolist() for action in self._taken(begun.step, self._count)]
-        seeds = [one.seed for one in self._begun]
-        return Story(self.place, begun.seed, None, actions, self._count - begun.step, seeds)
+        return Story(self.place, begun.seed, None, actions, self._count - begun.step, [one.seed for one in self._begun])
 
     @classmethod
     def left_in(cls, memory: JournalMemory) -> Self:

@@ -21,9 +21,6 @@ BY_METHOD = f"the method {METHOD}() of the environment"
 class FindsMask:
     """Finds the mask in the observation of an environment, or else in the info.
 
-    Args:
-        observation_space, action_space: spaces of one agent.
-
     Attributes:
         form: form of the masks.
         shown: place of the mask in observations; None: no mask there.
@@ -44,11 +41,7 @@ class FindsMask:
 
 
 class AllowedActions(FindsMask):
-    """Tests whether an action of an environment is allowed by the environment's mask.
-
-    Args:
-        observation_space, action_space: spaces of the environment.
-    """
+    """Tests whether an action of an environment is allowed by the environment's mask."""
 
     def __init__(self, observation_space: Space, action_space: Space):
         super().__init__(observation_space, action_space)

@@ -25,10 +25,6 @@ def suggestion(env_id: str, families: Iterable[Family]) -> str:
     """Return `; did you mean X?` with the nearest ids, and how to install their package; empty if none is near.
 
     All installed families are registered first, which takes seconds.
-
-    Args:
-        env_id: unknown id.
-        families: all families.
     """
     families, before = list(families), set(gymnasium.registry)
     for family in families:

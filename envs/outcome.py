@@ -26,11 +26,7 @@ SEVERAL = "only environments with is_multiagent = True speak in lists, an entry 
 def reward_of(name: str, who: str, reward: Any, env: Any = None) -> float:
     """Return the reward of a step as a number; NaN and infinity pass.
 
-    Args:
-        name: name of the environment.
-        who: row, in messages.
-        reward: reward that the step returned.
-        env: environment of the step; the spaces tell several agents from several objectives.
+    Messages name the row by `who`; the spaces of `env` tell several agents from several objectives.
 
     Raises:
         SpaceMismatch: the reward is not a number.

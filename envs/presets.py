@@ -89,12 +89,7 @@ def public_name(env_id: str) -> str:
 
 
 def env_preset(name: str, device: str) -> Preset:
-    """Return flag -> value of the environment and the network.
-
-    Args:
-        name: name of the preset.
-        device: `cpu` or `cuda`, where the network is trained.
-    """
+    """Return flag -> value of the environment and the network."""
     if name in PRESETS:
         return dict(PRESETS[name])
     preset = by_family()[name]

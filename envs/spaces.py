@@ -346,9 +346,6 @@ FORBIDS = -100.0
 class MaskForm:
     """The form of the masks of an action space: an array, or tuples, lists and dicts like the space.
 
-    Args:
-        space: of the actions.
-
     Attributes:
         size: entries of a mask, one for each choice of all categorical parts.
     """
@@ -430,12 +427,7 @@ def is_mask(key: object) -> bool:
 
 
 class ShownMask(NamedTuple):
-    """The mask in an observation.
-
-    Attributes:
-        path: keys that lead to the mask.
-        space: space of the mask.
-    """
+    """The mask in an observation."""
 
     path: tuple[str | int, ...]
     space: Space

@@ -190,6 +190,19 @@ class StepRow:
     lives: IntArray | None = None
 
 
+def step_row(spec: EnvSpec, rows: int) -> StepRow:
+    """Return memory for the steps of a group of rows, zeros except the frames of a step."""
+    obs, final_obs = (
+        {key: np.zeros((rows, *one.shape), one.dtype) for key, one in spec.observations.items()} for _ in range(2)
+    )
+    first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
+    num_frames = np.full(rows, spec.frames_per_step, np.int32)
+    row = StepRow(obs, first, np.zeros(rows, np.float32), terminated, truncated, num_frames)
+    if spec.same_step:
+        row.final_obs, row.has_final = final_obs, has_final
+    return row
+
+
 class GroupEnv(Protocol):
     """The environments of one group: the unit that an actor steps.
 

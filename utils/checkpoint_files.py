@@ -175,8 +175,8 @@ def load(
     raise CheckpointError(f"{parent}: checkpoints come and go faster than they can be read")
 
 
-def prune(parent: Path, keep: int) -> list[Path]:
-    """Remove the oldest checkpoints beyond the newest `keep`, and return the removed ones.
+def prune(parent: Path, keep: int) -> None:
+    """Remove the oldest checkpoints beyond the newest `keep`.
 
     Visibly damaged checkpoints do not count as kept: after a fall-back to an older checkpoint, all good ones would be
     deleted. Only `verify` finds damage inside a file; a caller that loads past such a checkpoint moves the checkpoint
@@ -188,14 +188,12 @@ def prune(parent: Path, keep: int) -> list[Path]:
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
-    removed, kept = [], 0
+    kept = 0
     for _, path in listed(parent):
         if kept < keep:
             kept += _looks_whole(path)
         else:
             remove(path)
-            removed.append(path)
-    return removed
 
 
 def remove(path: Path) -> None:
@@ -211,9 +209,8 @@ def remove(path: Path) -> None:
         raise ResourceError(f"cannot remove the old checkpoint {path}: {error.strerror}") from error
 
 
-def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
-    """Move damaged checkpoints into `corrupt/`, so that good ones come first; return the new paths."""
-    moved = []
+def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> None:
+    """Move damaged checkpoints into `corrupt/`, so that good ones come first."""
     for path, _ in damaged:
         try:
             with own_folder(parent) as folder, own_folder(parent / CORRUPT, make=True) as corrupt:
@@ -221,17 +218,13 @@ def quarantine(parent: Path, damaged: tuple[Damaged, ...]) -> list[Path]:
                 os.rename(path.name, name, src_dir_fd=folder, dst_dir_fd=corrupt)
         except OSError as error:
             raise ResourceError(f"cannot move the damaged checkpoint {path}: {error.strerror}") from error
-        moved.append(parent / CORRUPT / name)
-    return moved
 
 
-def clean_temporaries(parent: Path) -> list[Path]:
+def clean_temporaries(parent: Path) -> None:
     """Remove leftovers of an interrupted save or prune. Only the process with the run's lock may call."""
-    leftovers = [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]
-    for name in leftovers:
+    for name in [name for name in names_in_own(parent) if name.startswith(TEMPORARY)]:
         with own_folder(parent) as folder:
             remove_tree(name, dir_fd=folder)
-    return [parent / name for name in leftovers]
 
 
 def _sync(directory: int) -> None:

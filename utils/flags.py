@@ -127,14 +127,7 @@ def _holds(alternative: str, values: Mapping[str, object]) -> bool:
 
 
 def same_flag(cls: type, name: str, help: str = "", **changed: Any) -> Any:
-    """Declare a flag of another dataclass again, with the same default, limits and description.
-
-    Args:
-        cls: dataclass that declares the flag.
-        name: name of the flag.
-        help: description in place of the declared one.
-        changed: `default` and arguments of `flag` with other values.
-    """
+    """Declare a flag of another dataclass again, with the same default, limits and description."""
     declared = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
     changed = {"default": _default_of(declared), **declared.metadata, **({"help": help} if help else {}), **changed}
     return flag(**changed)
@@ -160,11 +153,6 @@ def flags_of(cls: type) -> dict[str, Flag]:
 
 def flattened(values: Mapping[str, object], parts: Mapping[str, Mapping[str, Flag]], source: str) -> dict[str, object]:
     """Return value by flag from values that may be grouped by part; paths become text.
-
-    Args:
-        values: flag -> value, and part -> mapping of flags.
-        parts: part -> flags by name.
-        source: name of the source, for messages.
 
     Raises:
         UsageError: a flag is given twice, or in the wrong part.

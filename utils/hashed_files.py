@@ -73,11 +73,7 @@ def write_file(directory: int, name: str, content: Content) -> ManifestEntry:
 def chunks(directory: int, path: Path, name: str, entry: ManifestEntry | None) -> Iterator[bytes]:
     """Yield the bytes of one file of a directory, following no link.
 
-    Args:
-        directory: descriptor of the directory.
-        path: path of the directory, for messages.
-        name: name of the file.
-        entry: expected size and hash; None: unknown, for a small file.
+    An entry has the expected size and hash; without an entry the file must be small.
 
     Raises:
         CheckpointError: the file cannot be read; after the last chunk: the content differs from the entry.

@@ -36,10 +36,6 @@ def shorten(path: Path, most_bytes: int) -> bool:
     continue at the new end; text written in the instant of the cut is lost with the middle. The end is copied before
     the cut, so a crash loses nothing of the end.
 
-    Args:
-        path: path of the log.
-        most_bytes: largest size, at least a few thousand.
-
     Raises:
         OSError: the file cannot be opened.
     """

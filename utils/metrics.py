@@ -108,10 +108,6 @@ def thinned_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield the lines of a metrics log without half of each policy's records, except in the newest quarter.
 
     The remaining records are even in time. Records at which a resumed run goes back stay, for `without_lost`.
-
-    Args:
-        file: metrics log.
-        size: bytes of the file.
     """
     thinning = Thinning()
     for line in _lines_between(file, 0, size * 3 // 4, whole=True):

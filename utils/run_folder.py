@@ -73,9 +73,6 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class RunFolder:
     """Paths in the folder of a run; only methods access the disk.
 
-    Args:
-        path: folder of the run.
-
     Attributes:
         config: file of the newest start's flags and measurements.
         history: file of all starts' flags, a line each.
@@ -246,11 +243,6 @@ def open_in(folder: int, name: str) -> BinaryIO:
 def append_to_own(path: Path, *, mode: int = 0o644, make: bool = False) -> int:
     """Return a descriptor of a file of a run, to read and to append in place; the file is made if missing.
 
-    Args:
-        path: path of the file.
-        mode: permissions of a new file.
-        make: make the folder if missing.
-
     Raises:
         OSError: the file cannot be written, is no plain file, has a second name (a hard link), or is or lies behind a
             link.
@@ -332,13 +324,7 @@ def replace_own(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
 
 
 def write_json_atomic(path: Path, value: object, *, durable: bool = True, indent: int | None = 2) -> None:
-    """Replace a JSON file of a run in one step.
-
-    Args:
-        path: path of the file.
-        value: value for JSON.
-        durable: wait for the disk, see `replace_own`.
-        indent: spaces per level; None: a single line.
+    """Replace a JSON file of a run in one step; `durable` waits for the disk, see `replace_own`.
 
     Raises:
         OSError: see `replace_own`.
@@ -364,11 +350,6 @@ def read_own_mapping(
 ) -> dict[str, object]:
     """Return the mapping in a small file of JSON in a run.
 
-    Args:
-        path: path of the file.
-        most_bytes: largest size.
-        opened: function that opens the file.
-
     Raises:
         UsageError: the file is missing, unreadable, too large, damaged or no mapping of names.
     """
@@ -384,12 +365,6 @@ def parse_mapping(
     content: bytes, name: str, most_bytes: int, parse: Callable[[str], object] = json.loads
 ) -> dict[str, Any]:
     """Return the mapping in the content of a small file, see `read_own_mapping`.
-
-    Args:
-        content: bytes of the file.
-        name: name of the file, for messages.
-        most_bytes: largest size.
-        parse: function that reads the text.
 
     Raises:
         UsageError: the content is too large, damaged or no mapping of names.

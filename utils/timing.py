@@ -23,10 +23,6 @@ class Spent(NamedTuple):
 class PhaseClock:
     """Splits the time of one thread among phases; unmarked time is the framework's.
 
-    Args:
-        wall_ns: clock of wall time in nanoseconds.
-        cpu_ns: clock of CPU time in nanoseconds.
-
     Attributes:
         phase: present phase.
         started_ns: wall time at the start.

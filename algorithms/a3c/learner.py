@@ -116,9 +116,6 @@ class TrajectoryGradient:
 class A3CLearner(FlatLearner):
     """Applies gradients one by one in the order of arrival, to weights that all actors share.
 
-    Args:
-        flat, context: see `FlatLearner`.
-
     Attributes:
         version, updates: number of published weight sets, counted from 1, and of optimizer steps.
     """

@@ -19,13 +19,6 @@ class GradientWorker:
 
     The group has one slot. So it begins its next trajectory, for which its policy worker fetches weights, when this one
     is released: the weights that have acted are still there to be differentiated, and nobody copies them.
-
-    Args:
-        address: of this worker; its member is the actor.
-        trajectories: the shared arrays.
-        weights: of the policy worker, which is in the same process.
-        differentiate: computes gradients of the model that these are the weights of.
-        ring: where they are committed.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from appo.algorithms.models.q_network import QNetwork
     from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
     from appo.algorithms.replay.storage import ReplayPlan
+    from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.memory.slots import Recorded
     from appo.envs.spec import EnvSpec
 
@@ -66,7 +67,7 @@ class APEX(ReplayAlgorithm):
 
         return ApexLearner
 
-    def new_learner(self, context: Context, flat: FlatModule) -> ApexLearner:
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> ApexLearner:
         """Return a learner of a network, with a twin in numpy unless actions have masks."""
         from appo.algorithms.apex.numpy_learner import numpy_update
 

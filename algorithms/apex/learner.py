@@ -26,11 +26,6 @@ Quick = Callable[[Batch, float], tuple[Tensor, Metrics]]
 class ApexLearner(FlatLearner):
     """Trains one policy.
 
-    Args:
-        flat: Q-network with all weights in one vector, on the device.
-        context: see `FlatLearner`.
-        make_quick: function that makes `quick` for a learner.
-
     Attributes:
         version, updates: number of published weight sets, counted from 1, and of optimizer steps.
         target: network that estimates the return after n steps.

@@ -22,11 +22,7 @@ ZERO = np.float32(0.0)
 
 
 class NumpyUpdate:
-    """Differentiates the loss of a learner; `numpy_update` makes the object.
-
-    Args:
-        learner: learner whose networks have numpy twins.
-    """
+    """Differentiates the loss of a learner; `numpy_update` makes the object."""
 
     def __init__(self, learner: ApexLearner) -> None:
         self.learner, self._check = learner, TwinCheck("apex/numpy_learner.py")

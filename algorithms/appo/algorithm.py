@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from appo.algorithms.appo import presets
-from appo.algorithms.appo.config import METRICS, PANEL, APPOConfig
+from appo.algorithms.appo.config import METRICS, APPOConfig
 from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.parts.config import SURROGATE_PANEL
 from appo.algorithms.runtime.algorithm import Context
 from appo.envs.presets import discount_preset, family_learning
 from appo.utils.errors import UsageError
@@ -34,7 +35,7 @@ class APPO(ActorCriticAlgorithm):
     flags: ClassVar[type[APPOConfig]] = APPOConfig
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
-    panel: ClassVar[Mapping[str, str]] = PANEL
+    panel: ClassVar[Mapping[str, str]] = SURROGATE_PANEL
     with_ranks: ClassVar[bool] = True
 
     def check(self, flags: APPOConfig, spec: EnvSpec | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from appo.algorithms.datasets.config import InputConfig
-from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, EXPLAINED, SURROGATE_METRICS, SurrogateConfig
+from appo.algorithms.parts.config import ACTOR_CRITIC_METRICS, SURROGATE_METRICS, SurrogateConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
@@ -63,14 +63,4 @@ METRICS = {
     **ACTOR_CRITIC_METRICS,
     **SURROGATE_METRICS,
     "advantage_std": "standard deviation of the advantages before normalization, in units of return",
-}
-
-
-PANEL = {
-    "value_loss": "value",
-    EXPLAINED: "explained",
-    "entropy": "entropy",
-    "kl_divergence": "kl",
-    "grad_norm": "gradient",
-    "learning_rate": "rate",
 }

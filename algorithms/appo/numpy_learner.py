@@ -31,11 +31,7 @@ ZERO = np.float32(0.0)
 
 
 class NumpyUpdate:
-    """Makes the optimizer steps of a learner; `numpy_update` makes the object.
-
-    Args:
-        learner: learner whose model has a numpy twin.
-    """
+    """Makes the optimizer steps of a learner; `numpy_update` makes the object."""
 
     def __init__(self, learner: APPOLearner) -> None:
         assert isinstance(learner.model, TowerActorCritic)

@@ -10,18 +10,8 @@ from typing import Any
 from appo.algorithms.datasets.arrow_batch import record_batch
 from appo.algorithms.datasets.door import EPISODE_FILE, METADATA, Place, stored_bytes
 from appo.algorithms.datasets.episodes import Unfit
-from appo.algorithms.datasets.sources import (
-    MOST,
-    STEP_ARRAYS,
-    Described,
-    naming_damage,
-)
-from appo.algorithms.datasets.stored import (
-    decoded_images,
-    is_image,
-    require_stored,
-    row_bytes,
-)
+from appo.algorithms.datasets.sources import MOST, STEP_ARRAYS, Described, naming_damage
+from appo.algorithms.datasets.stored import decoded_images, is_image, require_stored, row_bytes
 from appo.algorithms.datasets.writer import require_pyarrow
 from appo.envs.spaces import children
 from appo.envs.spec import Array

@@ -34,10 +34,7 @@ class OutputConfig:
         needs="output",
     )
     output_compression: str = flag(
-        "lz4",
-        "compression of the arrays, which every reader of Arrow undoes",
-        choices=COMPRESSIONS,
-        needs="output",
+        "lz4", "compression of the arrays, which every reader of Arrow undoes", choices=COMPRESSIONS, needs="output"
     )
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from appo.utils.directories import remove_tree
+from appo.utils.directories import closing, remove_tree
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
 
@@ -105,9 +105,6 @@ def part_number(name: str) -> int:
 class NewPart:
     """A part that is being written, in a hidden folder until `finish`.
 
-    Attributes:
-        episodes, steps, nbytes: written so far.
-
     Raises:
         OSError: the folder cannot be made.
     """
@@ -125,12 +122,9 @@ class NewPart:
         """Write an episode (OSError)."""
         name = str(self.episodes)
         os.mkdir(name, dir_fd=self._data)
-        episode = enter(self._data, name)
-        try:
+        with closing(enter(self._data, name)) as episode:
             _write(episode, EPISODE_FILE, encoded)
             _write(episode, METADATA, b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
-        finally:
-            os.close(episode)
         self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
 
     def finish(self, about: Mapping[str, object]) -> None:
@@ -167,12 +161,9 @@ class NewPart:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
-    try:
+    with closing(os.open(name, _NEW, 0o666, dir_fd=folder)) as descriptor:
         while content:
             content = content[os.write(descriptor, content) :]
-    finally:
-        os.close(descriptor)
 
 
 def remove_hidden(folder: Path, name: str) -> None:

@@ -203,8 +203,7 @@ def episode_of(
         action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
         _check_choices(action, spec.action)
     ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]
-    named = {"actions": action, "terminations": ended[0], "truncations": ended[1], **infos}
-    for key, values in named.items():
+    for key, values in {"actions": action, "terminations": ended[0], "truncations": ended[1], **infos}.items():
         if not steps or len(values) != steps:
             raise Unfit(f"its arrays have different lengths: {steps} rewards and {len(values)} {key}")
     if (ended[0] | ended[1])[:-1].any():

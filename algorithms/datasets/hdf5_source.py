@@ -12,17 +12,8 @@ import numpy as np
 
 from appo.algorithms.datasets.door import HDF5_FILE, Place, stored_bytes
 from appo.algorithms.datasets.episodes import Unfit
-from appo.algorithms.datasets.sources import (
-    STEP_ARRAYS,
-    Described,
-    naming_damage,
-)
-from appo.algorithms.datasets.stored import (
-    JPEG_BYTES,
-    decoded_images,
-    is_image,
-    require_stored,
-)
+from appo.algorithms.datasets.sources import STEP_ARRAYS, Described, naming_damage
+from appo.algorithms.datasets.stored import JPEG_BYTES, decoded_images, is_image, require_stored
 from appo.envs.spaces import children
 from appo.utils.errors import UsageError
 

@@ -60,11 +60,7 @@ def naming_damage(name: str) -> Iterator[None]:
 
 
 class Described(NamedTuple):
-    """Description of a dataset of Minari by its metadata; see `EpisodeSource`.
-
-    Attributes:
-        episodes: number of episodes.
-    """
+    """Description of a dataset of Minari by its metadata; see `EpisodeSource`."""
 
     spaces: Spaces
     form: ActionForm

@@ -54,8 +54,7 @@ class Tower(nn.Module):
     def unroll(self, obs: Observations, first: Tensor, state: Tensor) -> Tensor:
         """Unroll obs{key} [(T+1)*B,*], first [T+1,B], state [T/recurrence,B,state_size] to [T+1,B,output_size]."""
         with self._autocast(first):
-            features = self.encoder(obs).reshape(*first.shape, -1)
-            return self.core.unroll(features, first, state)
+            return self.core.unroll(self.encoder(obs).reshape(*first.shape, -1), first, state)
 
     def _autocast(self, tensor: Tensor) -> AbstractContextManager[object]:
         return torch.autocast(tensor.device.type, torch.bfloat16) if self.bf16 else nullcontext()
@@ -228,9 +227,6 @@ class ActorCritic(ActingNetwork):
 
     A subclass defines the path from scaled observations to outputs in `act_scaled` and `unroll_scaled`, and calls the
     last, linear layer of its values `value_head`.
-
-    Args:
-        env_spec, config, rnn_state_size: see `ActingNetwork`.
 
     Attributes:
         return_mean, return_std: scalars: `value` is in units of (return - return_mean) / return_std.

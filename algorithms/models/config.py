@@ -131,10 +131,7 @@ class ModelConfig:
         needs="policy_initialization=orthogonal|policy_initialization=xavier_uniform",
     )
     actor_critic_share_weights: bool = flag(
-        True,
-        "one encoder and core for actor and critic, or one each",
-        fixed_on_resume=True,
-        needs="critic",
+        True, "one encoder and core for actor and critic, or one each", fixed_on_resume=True, needs="critic"
     )
     adaptive_stddev: bool = flag(
         True,

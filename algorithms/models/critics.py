@@ -51,8 +51,7 @@ class Critics(nn.Module):
             self.encoder = build_tower(config, observations).encoder
             size = size_of(self.encoder, "output_size")
             units = (size,)
-        sizes = (size + num_actions, *units, 1)
-        layers = [[nn.Linear(a, b) for _ in range(num_critics)] for a, b in pairwise(sizes)]
+        layers = [[nn.Linear(a, b) for _ in range(num_critics)] for a, b in pairwise((size + num_actions, *units, 1))]
         for layer in layers:
             initialize_layers(config, nn.ModuleList(layer))
         self.weights = nn.ParameterList([torch.stack([one.weight.detach().T for one in layer]) for layer in layers])

@@ -123,8 +123,7 @@ def _try_model(model: ActorCritic, env_spec: EnvSpec) -> None:
         return (logits, value), after
 
     def unroll(first: Tensor, state: Tensor) -> Outputs:
-        trajectory = {key: x[TRIAL_WARM_UP:] for key, x in obs.items()}
-        logits, value = model.unroll(trajectory, first, state, TRIAL_RECURRENCE)
+        logits, value = model.unroll({key: x[TRIAL_WARM_UP:] for key, x in obs.items()}, first, state, TRIAL_RECURRENCE)
         _require("logits of unroll", logits, TRIAL_STEPS, TRIAL_ROWS, num_logits)
         _require("value of unroll", value, TRIAL_STEPS + 1, TRIAL_ROWS)
         return logits, value

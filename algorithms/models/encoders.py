@@ -177,8 +177,7 @@ def build_mlp_residual(shape: Shape, config: ModelConfig) -> Encoder:
     """
     width = config.encoder_mlp_layers[0]
     blocks = [ResidualMlpBlock(width) for _ in config.encoder_mlp_layers]
-    first = nn.Linear(torch.Size(shape).numel(), width)
-    return _of_flat(shape, [first, *blocks, nn.LayerNorm(width)], width)
+    return _of_flat(shape, [nn.Linear(torch.Size(shape).numel(), width), *blocks, nn.LayerNorm(width)], width)
 
 
 def build_convnet_simple(shape: Shape, config: ModelConfig) -> Encoder:

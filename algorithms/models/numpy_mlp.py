@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from appo.algorithms.models.actor_critic import ActorCritic, PolicyHead, Tower, TowerActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic, PolicyHead, Tower, TowerActorCritic
 from appo.algorithms.models.cores import IdentityCore
 from appo.algorithms.models.encoders import DictEncoder, Encoder
 from appo.algorithms.models.images import CLIP, InputScaling
@@ -194,7 +194,7 @@ def numpy_q_network(model: QNetwork, rows: int) -> NumpyQNetwork | None:
     """Return the numpy twin of a network of values; None if the network is not simple."""
     is_simple = type(model) is QNetwork and len(model.sizes) == 1 and _is_small(model)
     heads = [model.q_head, *([model.value_head] if model.dueling else [])] if is_simple else []
-    return NumpyQNetwork(model, rows) if is_simple and _is_usual(model, heads) else None
+    return NumpyQNetwork(model, rows) if is_simple and is_usual(model, heads) else None
 
 
 def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
@@ -207,11 +207,11 @@ def has_numpy_twin(model: nn.Module) -> bool:
     if type(model) is not TowerActorCritic or not _is_small(model):
         return False
     head = model.policy_head
-    return type(head) is PolicyHead and _is_usual(model, [head.linear, model.value_head])
+    return type(head) is PolicyHead and is_usual(model, [head.linear, model.value_head])
 
 
-def _is_usual(model: ActorCritic, heads: list[nn.Linear]) -> bool:
-    """Return whether all parts have exactly the supported classes, without hooks."""
+def is_usual(model: ActingNetwork, heads: list[nn.Linear]) -> bool:
+    """Return whether a network of one observation has exactly the supported classes, without hooks."""
     if any(type(head) is not nn.Linear for head in heads) or type(model.scaling_of(model.keys[0])) is not InputScaling:
         return False
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -231,14 +231,15 @@ def _is_plain(tower: Tower) -> bool:
         return False
     if type(encoder) is not DictEncoder or any(type(one) is not Encoder for one in encoder.encoders):
         return False
-    layers = list(_encoder_of(tower))
+    layers = list(encoder_of(tower))
     if layers and isinstance(layers[0], nn.Flatten | nn.Unflatten):
         layers = layers[1:]
     linear, activations = layers[::2], layers[1::2]
     return all(type(layer) is nn.Linear for layer in linear) and all(type(a) in _ACTIVATIONS for a in activations)
 
 
-def _encoder_of(tower: Tower) -> Encoder:
+def encoder_of(tower: Tower) -> Encoder:
+    """Return the encoder of the only observation of a tower."""
     encoder = tower.encoder
     assert isinstance(encoder, DictEncoder)
     (only,) = encoder.encoders
@@ -248,7 +249,7 @@ def _encoder_of(tower: Tower) -> Encoder:
 
 def _layers(tower: Tower, rows: int) -> list[_Layer]:
     made = []
-    for linear, activation in pairwise(_encoder_of(tower)):
+    for linear, activation in pairwise(encoder_of(tower)):
         if isinstance(linear, nn.Linear):
             out = np.empty((rows, linear.out_features), np.float32)
             weight, bias = _view(linear.weight).T, _view(linear.bias)

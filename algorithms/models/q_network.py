@@ -113,11 +113,7 @@ class QNetwork(ActorCritic):
 def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool, explores: bool = False) -> QNetwork:
     """Make the network of an environment; torch's global generator draws the weights.
 
-    Args:
-        config: flags of the network.
-        env_spec: spec of the environment.
-        dueling: whether Q consists of the value of the state and an advantage of every choice.
-        explores: whether the network has `QNetwork.exploration`.
+    Only with `explores` the network has `QNetwork.exploration`.
 
     Raises:
         UsageError: the encoder cannot read the observations, or flags bound the values.
@@ -126,5 +122,4 @@ def build_q_network(config: ModelConfig, env_spec: EnvSpec, *, dueling: bool, ex
         raise UsageError(
             "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
         )
-    tower = build_tower(config, model_inputs(env_spec))
-    return QNetwork(env_spec, config, tower, dueling=dueling, explores=explores)
+    return QNetwork(env_spec, config, build_tower(config, model_inputs(env_spec)), dueling=dueling, explores=explores)

@@ -61,9 +61,6 @@ class CloningLearner(ActorCriticLearner):
 class MarwilLearner(CloningLearner):
     """Learns to repeat recorded actions whose return was above the critic's estimate.
 
-    Args:
-        flat, context: see `FlatLearner`.
-
     Source: Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data", NeurIPS,
     algorithm 1.
     """

@@ -341,21 +341,21 @@ class _TanhGaussian(_Gaussian):
 
     def rsample(self, generator: Generator | None) -> tuple[Tensor, Tensor]:
         value, log_prob = super().rsample(generator)
-        return value, log_prob - _log_slope_of_tanh(value).sum(-1)
+        return value, log_prob - log_slope_of_tanh(value).sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return super().log_prob(value) - _log_slope_of_tanh(value.float()).sum(-1)
+        return super().log_prob(value) - log_slope_of_tanh(value.float()).sum(-1)
 
     def entropy(self) -> Tensor:
         std = self.log_std.exp()
         nodes = zip(NORMAL_NODES, NORMAL_WEIGHTS, strict=True)
-        slopes = (weight * _log_slope_of_tanh(self.mean + node * std) for node, weight in nodes)
+        slopes = (weight * log_slope_of_tanh(self.mean + node * std) for node, weight in nodes)
         entropy: Tensor = super().entropy() + reduce(add, slopes).sum(-1)
         return entropy
 
 
-def _log_slope_of_tanh(value: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2), which is exact where tanh(x) rounds to 1."""
+def log_slope_of_tanh(value: Tensor) -> Tensor:
+    """Return log(1 - tanh(x)^2), [*], exact where tanh(x) rounds to 1."""
     return 2.0 * (math.log(2.0) - value - softplus(-2.0 * value))
 
 

@@ -56,8 +56,7 @@ def bootstrap_value(target_q: Tensor, online_q: Tensor | None, sizes: Sequence[i
     Source: Mnih et al. 2015; van Hasselt et al. 2016, arXiv:1509.06461, eq. 4; the mean over branches Tavakoli et al.
         2018, arXiv:1711.08946, eq. 6.
     """
-    chosen = greedy_action(target_q if online_q is None else online_q, sizes)
-    return taken(target_q, chosen, sizes).mean(-1)
+    return taken(target_q, greedy_action(target_q if online_q is None else online_q, sizes), sizes).mean(-1)
 
 
 def n_step_target(reward: Tensor, discount: Tensor, bootstrap: Tensor, *, rescaled: bool = False) -> Tensor:
@@ -78,9 +77,7 @@ def n_step_target(reward: Tensor, discount: Tensor, bootstrap: Tensor, *, rescal
 
 def td_loss(error: Tensor, *, huber: bool) -> Tensor:
     """Return the loss of every error: e^2 / 2, or with `huber` |e| - 1/2 beyond 1 (Mnih et al. 2015)."""
-    if huber:
-        return huber_loss(error, torch.zeros_like(error), reduction="none")
-    return 0.5 * error.square()
+    return huber_loss(error, torch.zeros_like(error), reduction="none") if huber else 0.5 * error.square()
 
 
 def conservative_gap(q: Tensor, value: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base class of algorithms with an actor-critic; torch-free at import."""
+"""Base classes of algorithms, those with an actor-critic and all with a `FlatLearner`; torch-free at import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
-    from appo.algorithms.parts.learner import ActorCriticLearner
+    from appo.algorithms.parts.learner import FlatLearner
     from appo.algorithms.parts.stochastic_policy import StochasticPolicy
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
@@ -35,15 +35,35 @@ def acting_records() -> Mapping[str, Recorded]:
 
 
 @dataclass(frozen=True)
-class ActorCriticAlgorithm(Algorithm):
+class FlatAlgorithm(Algorithm):
+    """An algorithm whose learner is a `FlatLearner`; a subclass writes `learner_class`."""
+
+    @abstractmethod
+    def learner_class(self) -> type[FlatLearner]:
+        """Return the class of the learner, imported inside: main and actors do not import torch."""
+
+    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
+        """Return the layout of a new learner, without preparing the network for training."""
+        return self.learner_class()(flat, context).layout
+
+    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Make the learner of a network."""
+        from appo.algorithms.models.build import let_learn
+
+        let_learn(flat, context.model, context.precision, context.device)
+        return self.new_learner(context, flat, device)
+
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
+        """Return a learner of a network that is prepared for training."""
+        return self.learner_class()(flat, context)
+
+
+@dataclass(frozen=True)
+class ActorCriticAlgorithm(FlatAlgorithm):
     """Draws actions from an actor-critic and trains on every whole column once, in the order of arrival.
 
     A subclass sets `name`, `flags` (a `ColumnsConfig`) and `metrics`, and writes `learner_class`.
     """
-
-    @abstractmethod
-    def learner_class(self) -> type[ActorCriticLearner]:
-        """Return the class of the learner, imported inside: main and actors do not import torch."""
 
     def check(self, flags: Any, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
@@ -74,10 +94,6 @@ class ActorCriticAlgorithm(Algorithm):
         let_act(flat, context.model, context.precision, context.device)
         return StochasticPolicy(flat, context.spec, self.recorded(context.spec))
 
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return the layout of a new learner, without preparing the network for training."""
-        return self.learner_class()(flat, context).layout
-
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
     ) -> BatchSource:
@@ -87,14 +103,8 @@ class ActorCriticAlgorithm(Algorithm):
         return make_column_batches(context, trajectories, sampling, device)
 
     def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner of a network."""
-        from appo.algorithms.models.build import let_learn
+        """Make the learner of a network, which compares values with acting for `--verify_reproduction`."""
         from appo.algorithms.parts.verify import VerifyingLearner
 
-        let_learn(flat, context.model, context.precision, context.device)
-        learner = self.new_learner(context, flat, device)
+        learner = super().make_learner(context, flat, device)
         return VerifyingLearner(learner, context.spec) if context.verify else learner
-
-    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Return a learner of a network that is prepared for training."""
-        return self.learner_class()(flat, context)

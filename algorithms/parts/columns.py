@@ -26,13 +26,8 @@ def make_column_batches(
 ) -> ColumnBatches:
     """Make batches of whole columns; flags decide their number and age.
 
-    Args:
-        context: context of the learner.
-        trajectories: shared arrays.
-        sampling: flags of sampling.
-        device: device of the batches.
-        hold: release slots only after training; None: decided by `--num_minibatches_to_accumulate=0`.
-        max_policy_lag: the algorithm's own limit below `--max_policy_lag`, in versions.
+    With `hold`, slots are released only after training; None: with `--num_minibatches_to_accumulate=0`.
+    `max_policy_lag` is the algorithm's own limit below `--max_policy_lag`, in versions.
     """
     columns, lag = context.flags.macro_batch_columns, sampling.max_policy_lag
     if max_policy_lag is not None:

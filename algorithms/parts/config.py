@@ -301,3 +301,12 @@ SURROGATE_METRICS = {
     EXPLAINED: "1 - Var(target - value) / Var(target) of a minibatch, by the values of the acting policy, at least -1;"
     " near 1 the critic foresees the returns, at 0 or less the critic is of no use",
 }
+
+SURROGATE_PANEL = {
+    "value_loss": "value",
+    EXPLAINED: "explained",
+    "entropy": "entropy",
+    "kl_divergence": "kl",
+    "grad_norm": "gradient",
+    "learning_rate": "rate",
+}

@@ -200,8 +200,7 @@ class FlatLearner(ABC):
         """Yield name and tensor of the state beside the acting network, and whether `--init_from` copies the tensor."""
         for network in self.networks.values():
             yield from network.state()
-        for name, tensor in self.further.items():
-            yield name, tensor, True
+        yield from ((name, tensor, True) for name, tensor in self.further.items())
 
     @property
     def layout(self) -> StateLayout:
@@ -221,7 +220,10 @@ class FlatLearner(ABC):
         for name, tensor, _ in self._named_tensors():
             vectors[name][...] = tensor.cpu().numpy()
         counts = {"version": self.version, "updates": self.updates, **self.optimizer.meta()}
-        random = {name: _text_of(generator) for name, generator in self._generators().items()}
+        random = {
+            name: base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+            for name, generator in self._generators().items()
+        }
         return LearnerState(vectors, {**counts, SKIPPED_IN_A_ROW: self._skipped_in_a_row(), **random})
 
     def restore(self, state: LearnerState) -> None:
@@ -242,8 +244,12 @@ class FlatLearner(ABC):
             network.optimizer.skipped_in_a_row.zero_()
         self.version, self.updates = int(state.meta["version"]), int(state.meta["updates"])
         for name, generator in self._generators().items():
-            if name in state.meta:
-                _restore_generator(generator, state.meta[name])
+            if name not in state.meta:
+                continue
+            try:
+                generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state.meta[name])), dtype=torch.uint8))
+            except (RuntimeError, TypeError):
+                raise CheckpointError("the random state in state.json is none of torch's") from None
 
     def _generators(self) -> dict[str, torch.Generator]:
         generators = (self.generator, self.device_generator)
@@ -251,12 +257,7 @@ class FlatLearner(ABC):
 
 
 class ActorCriticLearner(FlatLearner):
-    """A learner of an actor-critic by Adam; a subclass defines `learn` and the loss.
-
-    Args:
-        flat: model with all weights in one vector, on the device.
-        context: see `FlatLearner`.
-    """
+    """A learner of an actor-critic by Adam; a subclass defines `learn` and the loss."""
 
     optimizer: FlatAdam
 
@@ -294,14 +295,3 @@ class ActorCriticLearner(FlatLearner):
         loss.backward()  # type: ignore[no-untyped-call]
         self.step(batch.valid, {LOSS: loss, **metrics})
         self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
-
-
-def _text_of(generator: torch.Generator) -> str:
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
-
-
-def _restore_generator(generator: torch.Generator, text: str) -> None:
-    try:
-        generator.set_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
-    except (RuntimeError, TypeError):
-        raise CheckpointError("the random state in state.json is none of torch's") from None

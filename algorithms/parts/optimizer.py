@@ -19,8 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def adam_of(flat: FlatModule, config: OptimizerConfig, rate: str = "learning_rate") -> "FlatAdam":
     """Make Adam, with the learning rate of a flag, for all parameters; their gradients become views of one vector."""
     optimizer = FlatAdam(flat.flat[: flat.num_parameters], config, rate)
-    views = split(optimizer.gradient, flat.parameter_table)
-    for parameter, view in zip(flat.module.parameters(), views, strict=True):
+    for parameter, view in zip(flat.module.parameters(), split(optimizer.gradient, flat.parameter_table), strict=True):
         parameter.grad = view
     return optimizer
 
@@ -128,9 +127,6 @@ class GradientSum:
     Args:
         gradient: [P] float32 target of `backward`.
         maximum: name of the metric that is a maximum; the rest are means over valid steps.
-
-    Attributes:
-        num_valid: number of valid steps, scalar.
     """
 
     def __init__(self, gradient: Tensor, maximum: str) -> None:

@@ -18,18 +18,7 @@ def weights_of(name: str, flat: FlatModule) -> dict[str, Tensor]:
 
 
 class OwnNetwork:
-    """A network that never acts, and its Adam; made by `FlatLearner.add_network`.
-
-    Args:
-        name: name of the network in checkpoints and metrics.
-        module: network on the device of the model; the weights become views of one vector.
-        config: learning flags.
-        rate: flag of the learning rate.
-
-    Attributes:
-        flat: network with all weights in one vector.
-        optimizer: Adam of the network.
-    """
+    """A network that never acts, and the network's Adam; `FlatLearner.add_network` describes the arguments."""
 
     def __init__(self, name: str, module: nn.Module, config: OptimizerConfig, rate: str) -> None:
         self.name, self.flat = name, FlatModule(module)
@@ -51,8 +40,7 @@ class OwnNetwork:
 
     def state(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield name and tensor of every part of the state, and whether `--init_from` copies the part."""
-        for name, weight in weights_of(self.name, self.flat).items():
-            yield name, weight, True
+        yield from ((name, weight, True) for name, weight in weights_of(self.name, self.flat).items())
         table = self.flat.parameter_table
         for moment, flat in zip(MOMENTS, self.optimizer.moments(), strict=True):
             for (key, _), view in zip(table, split(flat, table), strict=True):

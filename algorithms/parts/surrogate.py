@@ -11,9 +11,6 @@ from appo.algorithms.runtime.algorithm import Context
 class SurrogateLearner(ActorCriticLearner):
     """A learner whose rate, clip and weight of exploration can follow the budget.
 
-    Args:
-        flat, context: as of `ActorCriticLearner`.
-
     Attributes:
         clip_ratio, exploration_coeff: numbers in use. Scalars on the device, because a captured update keeps every
             Python number of its capture.

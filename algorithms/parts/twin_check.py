@@ -20,9 +20,6 @@ class TwinCheck:
 
     A single difference can be chance: a ratio at the edge of the clip, or two equal values that rounding swaps. So the
     next step is compared too.
-
-    Args:
-        file: file of the twin, for the warning.
     """
 
     def __init__(self, file: str) -> None:
@@ -36,8 +33,7 @@ class TwinCheck:
 
     def retires(self, mine: Tensor, exact: Tensor, names: AbstractSet[str], exact_names: AbstractSet[str]) -> bool:
         """Return whether gradients [P] differ twice in a row, or names of metrics differ; log a warning if so."""
-        difference = torch.linalg.vector_norm(mine - exact)
-        differs = bool(difference > TOLERANCE * torch.linalg.vector_norm(exact))
+        differs = bool(torch.linalg.vector_norm(mine - exact) > TOLERANCE * torch.linalg.vector_norm(exact))
         reason = ""
         if differs and self._differed:
             reason = f"the loss is another one than {self.file} computes"

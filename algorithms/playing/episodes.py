@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.envs.spec import TEAM_RETURN, BoolArray, EnvSpec, EpisodeStats, StepRow
+from appo.envs.spec import TEAM_RETURN, BoolArray, EpisodeStats, StepRow
 
 
 class PlayedEpisode(NamedTuple):
@@ -22,19 +22,6 @@ class PlayedEpisode(NamedTuple):
         """Return the episode as JSON, without empty parts."""
         more: dict[str, object] = {"stats": self.stats, "agent_returns": list(self.agent_returns)}
         return {"return": self.episode_return, "length": self.length} | {name: x for name, x in more.items() if x}
-
-
-def step_row(spec: EnvSpec, rows: int) -> StepRow:
-    """Return memory for the steps of a group of rows, zeros except the frames of a step."""
-    obs, final_obs = (
-        {key: np.zeros((rows, *one.shape), one.dtype) for key, one in spec.observations.items()} for _ in range(2)
-    )
-    first, terminated, truncated, has_final = np.zeros((4, rows), np.bool_)
-    num_frames = np.full(rows, spec.frames_per_step, np.int32)
-    row = StepRow(obs, first, np.zeros(rows, np.float32), terminated, truncated, num_frames)
-    if spec.same_step:
-        row.final_obs, row.has_final = final_obs, has_final
-    return row
 
 
 class EpisodeRecorder:

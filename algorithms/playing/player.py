@@ -15,13 +15,13 @@ from appo.algorithms.models.numpy_mlp import NumpyMlp, numpy_mlp
 from appo.algorithms.ops.numpy_twins import ActionSampler, most_probable
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode, step_row
+from appo.algorithms.playing.episodes import EpisodeRecorder, PlayedEpisode
 from appo.algorithms.playing.saved_run import SavedRun
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
-from appo.envs.spec import EnvSpec, GroupEnv
+from appo.envs.spec import EnvSpec, GroupEnv, step_row
 from appo.utils.errors import UsageError
 from appo.utils.system.devices import choose_device
 
@@ -91,10 +91,7 @@ class Player:
 class NumpyPlayer:
     """Acts like a `Player` of one environment, except for rounding and random numbers; made by `cheapest`.
 
-    Args:
-        mlp: network.
-        spec: spaces of the environment.
-        sampler: sampler of actions; None: the most probable actions are taken.
+    Without a sampler, the most probable actions are taken.
     """
 
     def __init__(self, mlp: NumpyMlp, spec: EnvSpec, sampler: ActionSampler | None) -> None:

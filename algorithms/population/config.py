@@ -65,10 +65,7 @@ class PopulationConfig:
         needs="with_pbt",
     )
     pbt_replace_reward_gap_absolute: float = flag(
-        1e-6,
-        "smallest absolute gap of the objective at which weights are replaced",
-        minimum=0,
-        needs="with_pbt",
+        1e-6, "smallest absolute gap of the objective at which weights are replaced", minimum=0, needs="with_pbt"
     )
     pbt_optimize_batch_size: bool = flag(False, "mutate batch_size too", needs="with_pbt")
     pbt_target_objective: str = flag(
@@ -87,10 +84,7 @@ class PopulationConfig:
         False, "in an env of several agents, play against past versions of the policy too", needs="actors"
     )
     self_play_period_env_steps: int = flag(
-        500_000,
-        "env steps after which the policy joins the pool of past versions",
-        minimum=1,
-        needs="self_play",
+        500_000, "env steps after which the policy joins the pool of past versions", minimum=1, needs="self_play"
     )
     self_play_pool_size: int = flag(
         8, "past versions that are kept, the newest ones", minimum=1, maximum=256, needs="self_play"

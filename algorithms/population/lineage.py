@@ -53,9 +53,6 @@ class Lineage:
     """All decisions in all starts of a run.
 
     A thread replaces the file as a whole, so a slow disk stalls nothing.
-
-    Attributes:
-        events: decisions in order.
     """
 
     def __init__(self, directory: Path, traits: Sequence[PolicyTraits]) -> None:

@@ -85,14 +85,7 @@ class SelfPlay:
     The pool has one slot more than versions. A version that leaves the pool is no longer drawn; its slot is free when
     no group plays there, and no version joins before. Every game is played to the end by the policies that began it.
 
-    Args:
-        config: flags of self-play.
-        topology: topology of the run.
-        block: state of the learner, the origin of versions.
-        rings: weights of each slot.
-        past: versions on disk.
-        monitor: receiver of the figures.
-        resumed: env steps of the resumed state; None: a new run.
+    `resumed` has the env steps of the resumed state; None in a new run.
     """
 
     def __init__(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from appo.algorithms.parts.algorithm import ActorCriticAlgorithm
+from appo.algorithms.parts.config import SURROGATE_PANEL
 from appo.algorithms.ppo import presets
-from appo.algorithms.ppo.config import METRICS, PANEL, STREAMING_METRICS, PPOConfig
+from appo.algorithms.ppo.config import METRICS, STREAMING_METRICS, PPOConfig
 from appo.algorithms.runtime.algorithm import Context
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class PPO(ActorCriticAlgorithm):
     flags: ClassVar[type[PPOConfig]] = PPOConfig
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = {**METRICS, **STREAMING_METRICS}
-    panel: ClassVar[Mapping[str, str]] = PANEL
+    panel: ClassVar[Mapping[str, str]] = SURROGATE_PANEL
     with_ranks: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
 

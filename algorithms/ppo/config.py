@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from appo.algorithms.parts.config import (
     ACTOR_CRITIC_METRICS,
-    EXPLAINED,
     SURROGATE_METRICS,
     IterationConfig,
     SurrogateConfig,
@@ -135,12 +134,3 @@ STREAMING_METRICS = {
     " were always ready",
 }
 """Further metrics of a learner whose batches stream."""
-
-PANEL = {
-    "value_loss": "value",
-    EXPLAINED: "explained",
-    "entropy": "entropy",
-    "kl_divergence": "kl",
-    "grad_norm": "gradient",
-    "learning_rate": "rate",
-}

@@ -114,12 +114,7 @@ class PPOLearner(SurrogateLearner):
         return total.finish() | {EXPLAINED: explained}
 
     def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
-        """Make an optimizer step by the current gradient.
-
-        Args:
-            valid: valid steps of the minibatch.
-            metrics: metrics of the minibatch.
-        """
+        """Make an optimizer step by the current gradient."""
         self.step(valid, metrics)
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
 

@@ -27,9 +27,6 @@ class StreamingLearner:
 
     A saved state is the state after the last optimizer step. Microbatches after the step are lost with the process, and
     dropped by `restore`.
-
-    Args:
-        learner: learner with weights, optimizer and statistics.
     """
 
     def __init__(self, learner: PPOLearner) -> None:

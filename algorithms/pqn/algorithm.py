@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from appo.algorithms.parts.algorithm import FlatAlgorithm
 from appo.algorithms.parts.choices import epsilon_of_rows, require_choices
 from appo.algorithms.pqn import presets
 from appo.algorithms.pqn.config import METRICS, PANEL, PQNConfig
-from appo.algorithms.runtime.algorithm import Algorithm, Context
+from appo.algorithms.runtime.algorithm import Context
 from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +20,12 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.learning.batches import BatchSource
-    from appo.algorithms.runtime.learning.learner_worker import Learner
-    from appo.algorithms.runtime.memory.learner_state import StateLayout
     from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
     from appo.envs.spec import EnvSpec
 
 
 @dataclass(frozen=True)
-class PQN(Algorithm):
+class PQN(FlatAlgorithm):
     """Epsilon-greedy Q-network, trained on the lambda-returns of steps of the newest weights."""
 
     name: ClassVar[str] = "PQN"
@@ -66,8 +65,7 @@ class PQN(Algorithm):
 
         if context.verify:
             raise UsageError("--verify_reproduction compares probabilities of actions, which --algo=PQN has not")
-        model = build_q_network(context.model, context.spec, dueling=False, explores=True)
-        return FlatModule(model.to(context.device))
+        return FlatModule(build_q_network(context.model, context.spec, dueling=False, explores=True).to(context.device))
 
     def make_policy(self, context: Context, flat: FlatModule) -> EpsilonGreedyPolicy:
         """Make the policy; without shared memory of a run the policy does not explore."""
@@ -78,10 +76,6 @@ class PQN(Algorithm):
         return EpsilonGreedyPolicy(
             flat, context.spec, epsilon_of_rows(context), rescaled=False, records=("final_value",)
         )
-
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return the layout of a new learner, without preparing the network for training."""
-        return self.learner_class()(flat, context).layout
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device
@@ -97,10 +91,3 @@ class PQN(Algorithm):
         from appo.algorithms.pqn.learner import PQNLearner
 
         return PQNLearner
-
-    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner of a network."""
-        from appo.algorithms.models.build import let_learn
-
-        let_learn(flat, context.model, context.precision, context.device)
-        return self.learner_class()(flat, context)

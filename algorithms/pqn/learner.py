@@ -104,8 +104,7 @@ class PQNLearner(FlatLearner):
         return gae(value=value, gamma=c.gamma, gae_lambda=c.gae_lambda, **batch.signals()).target
 
     def _value(self, obs: dict[str, Tensor], first: Tensor, rnn_state: Tensor) -> Tensor:
-        q = self.model.unroll_all(obs, first, rnn_state)
-        allowed = q_learning.allowed_only(q, self.model.allowed(obs, 2))
+        allowed = q_learning.allowed_only(self.model.unroll_all(obs, first, rnn_state), self.model.allowed(obs, 2))
         return q_learning.bootstrap_value(allowed, None, self.model.sizes)
 
     def minibatch(self, batch: Batch, target: Tensor, segments: Tensor) -> Minibatch:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from appo.algorithms.parts.algorithm import FlatAlgorithm
 from appo.algorithms.replay.config import ReplayConfig
 from appo.algorithms.runtime.algorithm import Algorithm, Context, companion
 from appo.algorithms.runtime.roles import LEARNER, Role
@@ -18,14 +19,11 @@ from appo.utils.run_folder import RunFolder
 if TYPE_CHECKING:
     from appo.algorithms.models.actor_critic import ActingNetwork
     from appo.algorithms.models.flat_module import FlatModule
-    from appo.algorithms.parts.learner import FlatLearner
     from appo.algorithms.replay.storage import ReplayPlan
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.learning.batches import Batch, BatchSource
-    from appo.algorithms.runtime.learning.learner_worker import Learner
     from appo.algorithms.runtime.memory.arena import Field
-    from appo.algorithms.runtime.memory.learner_state import StateLayout
     from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
     from appo.algorithms.runtime.messages import Address, Worker
     from appo.algorithms.runtime.sampling.policy import Policy
@@ -53,7 +51,7 @@ REPLAY = Role(
 
 
 @dataclass(frozen=True)
-class ReplayAlgorithm(Algorithm):
+class ReplayAlgorithm(FlatAlgorithm):
     """Acts, keeps all steps in a replay, and trains on batches drawn from the replay.
 
     A subclass sets `name`, `flags` (a `ReplayConfig`) and `metrics`, and writes `learner_class`, `network` and
@@ -68,20 +66,12 @@ class ReplayAlgorithm(Algorithm):
         return True
 
     @abstractmethod
-    def learner_class(self) -> type[FlatLearner]:
-        """Return the class of the learner, imported inside: main and actors do not import torch."""
-
-    @abstractmethod
     def network(self, context: Context) -> ActingNetwork:
         """Make the network that acts, with weights drawn from torch's global generator."""
 
     @abstractmethod
     def policy(self, context: Context, flat: FlatModule) -> Policy:
         """Make the policy of a network that is ready to act; without an arena in the context, for a player."""
-
-    def new_learner(self, context: Context, flat: FlatModule) -> FlatLearner:
-        """Return a learner of a network."""
-        return self.learner_class()(flat, context)
 
     def plan(self, flags: Any) -> ReplayPlan:
         """Return the plan of the replay for these flags; a subclass may change the plan, for example by `relabel`."""
@@ -149,17 +139,6 @@ class ReplayAlgorithm(Algorithm):
 
         let_act(flat, context.model, context.precision, context.device)
         return self.policy(context, flat)
-
-    def layout(self, context: Context, flat: FlatModule) -> StateLayout:
-        """Return the layout of a new learner, without preparing the network for training."""
-        return self.new_learner(context, flat).layout
-
-    def make_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Make the learner of a network."""
-        from appo.algorithms.models.build import let_learn
-
-        let_learn(flat, context.model, context.precision, context.device)
-        return self.new_learner(context, flat)
 
     def fields(self, context: Context, topology: Topology, num_weights: int) -> Sequence[Field]:
         """Declare the memory of the replay."""
@@ -237,8 +216,7 @@ class ReplayAlgorithm(Algorithm):
         from appo.algorithms.replay.shards import ReplayShard, make_shard
 
         if address.role == REPLAY.name:
-            plan = self.plan(context.flags)
-            return make_shard(address, context, plan, trajectories, _path(context, address.member))
+            return make_shard(address, context, self.plan(context.flags), trajectories, _path(context, address.member))
         if any(other.role == REPLAY.name for other in others):
             shard = companion(others, address, REPLAY, ReplayShard)
             return ReplayKeeper(shard.file, context.flags.save_replay_every_sec, name=str(shard.address))

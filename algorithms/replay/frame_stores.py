@@ -77,9 +77,6 @@ class PackedFrames:
 
     A frame that would cross the end of the ring begins at the start. Positions count bytes through the whole run,
     skipped bytes at the end included. Methods are described in `PlainFrames`.
-
-    Attributes:
-        num_bytes: length of the ring.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("packed", "at")

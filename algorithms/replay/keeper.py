@@ -28,6 +28,7 @@ from appo.algorithms.replay.storage import ReplayStorage
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReport
+from appo.utils.directories import closing
 from appo.utils.logging import SHOWN, take_raised
 from appo.utils.run_folder import open_own, put_aside_own, update_own
 
@@ -68,8 +69,7 @@ class ReplayFile:
             OSError: the disk is full or refuses; complete columns in the file stay complete.
         """
         storage = self.storage
-        descriptor = self._open()
-        try:
+        with closing(self._open()) as descriptor:
             word = storage.word.copy()
             rest = {"note": self._arrays["note"].copy()}  # now: those of columns that are kept have their checksums
             saved = self._begin(descriptor)
@@ -98,8 +98,6 @@ class ReplayFile:
             os.pwrite(descriptor, _checksum_of_rest(self._saved, rest), REST)
             os.fdatasync(descriptor)
             return int(np.count_nonzero(storage.arrays["valid"][is_whole]))
-        finally:
-            os.close(descriptor)
 
     def _open(self) -> int:
         """Open the file for writing; a file of another shape is put aside."""
@@ -298,11 +296,7 @@ class ReplayKeeper:
     """Writes the new content of the replay in its process, the learner's or a shard's, by a thread and at the stop."""
 
     def __init__(
-        self,
-        file: ReplayFile | None,
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        name: str = "replay",
+        self, file: ReplayFile | None, seconds: float, clock: Callable[[], float] = time.monotonic, name: str = "replay"
     ) -> None:
         self.file, self.seconds, self.clock, self.name = file, seconds, clock, name
         self.thread = DiskThread("replay")

@@ -52,10 +52,6 @@ class ReplayPart:
     `discount` and `weight`. Weights are 1 / (N P(i)) over the largest weight of the batch; the learner raises them to
     beta, which depends on the progress of training. With `--batch_replay` a batch has whole columns: [T, B],
     observations [T+1, B, *], and `length`, the m of every step.
-
-    Attributes:
-        pace: counts as noted in shared memory.
-        figures: means of costs.
     """
 
     def __init__(
@@ -102,10 +98,7 @@ class ReplayPart:
 
     def mine(self, slot: int) -> Array:
         """Return the valid steps of the policy, [T, R]."""
-        valid: Array = self.trajectories.valid[slot]
-        if self.num_policies > 1:
-            valid = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
-        return valid
+        return self.trajectories.valid_of(slot, self.policy if self.num_policies > 1 else None)
 
     def insert(self, message: TrajectoryReady) -> int:
         """Insert the unused columns of a slot that contain steps of the policy; return the number of these steps."""

@@ -259,8 +259,7 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     if not run.experiment or given.get("restart_behavior", "resume") != "resume":
         return new
     check_folders(run.train_dir, run.experiments_root, run.experiment)
-    trust = str(given.get("trust", False)).lower() in TRUE_WORDS
-    reading = Reading.of(run.run_directory, trust=trust)
+    reading = Reading.of(run.run_directory, trust=str(given.get("trust", False)).lower() in TRUE_WORDS)
     return _agreed_algorithm(asked, reading.permitted(LOOKED_AT, given={"algo"} if asked else ()), run, new)
 
 

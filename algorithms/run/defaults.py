@@ -66,10 +66,6 @@ def completed(config: Config, spec: EnvSpec) -> Config:
 def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
     """Return the spec that networks are made for: of the datasets in runs without actors, else of the environment.
 
-    Args:
-        config: configuration of the run.
-        played: spec of the environment; None: the run has no environment.
-
     Raises:
         UsageError: the datasets cannot be read, or spaces of the environment differ from the datasets'.
     """

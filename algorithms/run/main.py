@@ -23,6 +23,7 @@ from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.run.first_batch import FirstBatch
 from appo.algorithms.run.folder import count_starts
+from appo.algorithms.run.machines.forecast import GIGABIT, LOOPBACK, Sums, learners_text
 from appo.algorithms.run.observers import (
     check_observers,
     evaluate_beside,
@@ -82,10 +83,7 @@ log = logging.getLogger(__name__)
 def train(config: Config, kind: "type[Run] | None" = None, rank: Rank | None = None) -> int:
     """Train until the budget is spent, a signal arrives or a worker fails; return the exit code.
 
-    Args:
-        config: all flags.
-        kind: class of the run, for variants.
-        rank: place among several learners of the policy; None: a single learner.
+    `kind` is the class of a variant of the run; `rank` is None for a single learner.
 
     Raises:
         AppoError: a failure, with its exit code.
@@ -363,7 +361,15 @@ class Run:
         return whole, found._replace(probe=replace(found.probe, config=share_of(whole, self.rank)))
 
     def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
-        """Return the sampling flags: the best plan by measured costs, or the rules without costs."""
+        """Return the sampling flags, and log the limit of several learners."""
+        plan, rank, probe = self._chosen(found, blueprint), self.rank, found.probe
+        if rank is not None and not self._is_further:
+            sums = Sums(rank.size, probe.models[0].num_weights, LOOPBACK if rank.size == rank.local_size else GIGABIT)
+            log.info("%s", learners_text(found.costs, plan, probe.config, probe.spec.num_agents, self.cores, sums))
+        return plan
+
+    def _chosen(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+        """Return the best plan by measured costs, or the rules without costs."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
             return plan_workers(found.planned, self.cores, self.placement, num_agents)

@@ -25,15 +25,9 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 def watch(run: Training) -> Result:
-    """Train a run to the end, and show progress and returns meanwhile.
+    """Train a run that is not entered yet to the end, show progress and returns meanwhile, and return the outcome.
 
         result = watch(Training(env=MyEnv, train_for_env_steps=50_000))
-
-    Args:
-        run: run to train, not entered yet.
-
-    Returns:
-        The outcome of the run.
 
     Raises:
         AppoError: as `Training`.

@@ -43,12 +43,7 @@ def make_monitor(
 ) -> Monitor:
     """Make the monitor, which receives all reports, with its displays and callbacks.
 
-    Args:
-        config: all flags.
-        callbacks: objects that receive reports, besides callbacks named by flags.
-        resumed: plain state of every policy's checkpoint; {}: no checkpoint.
-        budget: limits of the run.
-        machine: facts of the machine and the algorithm.
+    `callbacks` come besides callbacks named by flags; `resumed` has the plain state of every policy's checkpoint.
     """
     flags, directory = config.logging, config.run.run_directory
     hooks = Hooks.make(flags.callbacks, config.to_flat(), None, callbacks) if flags.callbacks or callbacks else None

@@ -174,11 +174,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
 def cores_of(worker: Address, topology: Topology, sampling: SamplingConfig, cores: int) -> frozenset[int]:
     """Return the cores that a process is pinned to; empty: not pinned. Only actors are pinned, to whole cores.
 
-    Args:
-        worker: first worker of the process.
-        topology: topology of the run.
-        sampling: flags of sampling.
-        cores: cores usable on average; a cgroup may limit them below the allowed ones.
+    The usable `cores` may be fewer than the allowed ones, by the limit of a cgroup.
     """
     allowed = allowed_cores()
     if worker.role != ACTOR.name or not sampling.set_workers_cpu_affinity or cores < len(allowed):

@@ -46,13 +46,7 @@ def seed_of(seeds: np.random.SeedSequence) -> int:
 
 @dataclass(frozen=True)
 class Probe:
-    """Description of environment and models, measured before memory is reserved.
-
-    Attributes:
-        spec: spaces of the environment.
-        models: network and learner state of each policy.
-        config: all flags, with flags that the kind of observation decides.
-    """
+    """Description of environment and models, measured before memory is reserved."""
 
     spec: EnvSpec
     models: tuple[ModelDescription, ...]

@@ -39,13 +39,7 @@ def make_self_play(
 ) -> SelfPlay | None:
     """Make the pool of a run with `--self_play`; None for other runs.
 
-    Args:
-        config: all flags.
-        topology: topology of the run.
-        arena: shared memory of the run.
-        table: name and shape of every weight.
-        monitor: receiver of the figures.
-        resumed: plain state of the learner's checkpoint; {}: no checkpoint.
+    `resumed` is the plain state of the learner's checkpoint; {}: no checkpoint.
     """
     if not topology.num_past:
         return None

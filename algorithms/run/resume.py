@@ -57,9 +57,7 @@ def finished_before(config: Config) -> str | None:
             return None
         policies.append(PolicyProgress(config.logging.stats_avg, frozen=policy in config.frozen))
         policies[-1].restore(read_plain(loaded.files["state.json"]))
-    if reason := budget.reached(policies):
-        return reason
-    return _over_by_its_status(folder.read_status(), budget)
+    return budget.reached(policies) or _over_by_its_status(folder.read_status(), budget)
 
 
 def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None:
@@ -199,12 +197,6 @@ class ResumeSegments:
     A segment begins like a resumed start, with the learner's state alone: memory is empty, workers and environments are
     new, and all seeds follow from the run's seed and the env steps in the state. A state from disk and a state from the
     segment before therefore give the same result.
-
-    Args:
-        blueprint: plan of the run.
-        arena: shared memory of the run.
-        block: state block of the policy, with the state to resume, if any.
-        make_workers: makes the workers of a plan.
 
     Attributes:
         end: env steps at the end of the present segment.

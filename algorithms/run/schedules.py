@@ -18,13 +18,7 @@ HORIZON = "train_for_env_steps"
 def without_horizon(
     asked: Mapping[str, Any], saved: Mapping[str, object], preset: Mapping[str, object]
 ) -> list[dict[str, object]]:
-    """Return flags of a saved run and of a preset; a time given by the user replaces the preset's env steps.
-
-    Args:
-        asked: flags from the user.
-        saved: flags of the saved run, {} for a new run.
-        preset: flags of the environment's preset.
-    """
+    """Return flags of a saved run and of a preset; a time given by the user replaces the preset's env steps."""
     layers = [dict(saved), dict(preset)]
     if asked.get("train_for_seconds", ENDLESS["seconds"]) < ENDLESS["seconds"]:
         layers = [{name: x for name, x in one.items() if name != HORIZON or x != preset.get(HORIZON)} for one in layers]
@@ -49,8 +43,7 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
         budget: budget of this start.
         resumed: plain state of every policy, {} for a new policy; the policy with most env steps counts.
     """
-    env_steps = max(int(state.get("env_steps", 0)) for state in resumed)
-    shares, numbers = budget.shares(env_steps, 0.0), annealed(learning)
+    shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
     if numbers and not shares:
         values = ", ".join(f"{name} stays {value:g}" for name, value in numbers.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.runtime.config import ENDLESS
+from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
 from appo.utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_own, read_own_mapping
@@ -88,11 +89,8 @@ def summary(directory: Path) -> RunSummary | None:
 def _is_locked(lock: Path) -> bool:
     """Return whether a process trains there; takes a shared lock for an instant."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with closing(os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         return False
     except OSError:  # held, or it cannot be known, as on a file system without locks: then believe the status

@@ -144,8 +144,7 @@ class Training:
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
         asked_for = resolve(_convert_flags(config, flags))[0]
-        objects = [one for one in told if isinstance(one, Callbacks)]
-        self._run = (kind or kind_of(asked_for))(asked_for, objects)
+        self._run = (kind or kind_of(asked_for))(asked_for, [one for one in told if isinstance(one, Callbacks)])
         if (learners := asked_for.run.num_learners) > 1:
             raise UsageError(f"num_learners={learners} is for the command appo train, which starts a process for each")
         check_program(self._run.config, has_workers=self._run.placement != "serial")

@@ -21,6 +21,7 @@ from typing import Self
 from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
 from appo.algorithms.run.folder import MARK, MEASURED
 from appo.utils.checkpoint_files import Limit
+from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.flags import Flag
 from appo.utils.run_folder import RunFolder, write_json_atomic
@@ -62,11 +63,8 @@ def read_key() -> bytes:
     """Return the key of this user (NoKey: the key is missing, or other users could have read or made the file)."""
     path = key_path()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as descriptor:
             status, key = os.fstat(descriptor), os.read(descriptor, KEY_BYTES + 1)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise NoKey(f"cannot read {shown(str(path))}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode) or len(key) != KEY_BYTES:
@@ -83,12 +81,11 @@ def make_key() -> bytes:
         temporary = path.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
+            with closing(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            ) as descriptor:
                 os.write(descriptor, secrets.token_bytes(KEY_BYTES))
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             with contextlib.suppress(FileExistsError):  # another run has made one in this moment
                 os.link(temporary, path)
         except OSError as error:

@@ -72,9 +72,7 @@ class Context:
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators; 0 without seeds, for parts that are made to be measured."""
-        if self.seeds is None:
-            return 0
-        return int(self.seeds.generate_state(1, "uint64")[0] >> 1)
+        return 0 if self.seeds is None else int(self.seeds.generate_state(1, "uint64")[0] >> 1)
 
 
 Companion = TypeVar("Companion")
@@ -176,21 +174,11 @@ class Algorithm(ABC):
         return False
 
     def explores(self, row: int, rows: int) -> bool:
-        """Return whether a row explores so much that the run reports the row's returns separately.
-
-        Args:
-            row: number of the row in the run.
-            rows: number of rows of the run.
-        """
+        """Return whether a row, of all rows of the run, explores so much that its returns are reported separately."""
         return False
 
     def resumes(self, flags: Any, directory: Path, topology: Topology) -> str:
         """Return what a resumed run lacks or keeps of the previous start, for the log; empty: nothing to report.
-
-        Args:
-            flags: flags of the algorithm.
-            directory: directory of the run.
-            topology: topology of this start.
 
         Raises:
             UsageError: the flags would lose data of the previous start.

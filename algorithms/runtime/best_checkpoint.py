@@ -21,11 +21,7 @@ KEY = "best"  # in state.json: the metric and its value
 
 
 class Best:
-    """The best checkpoint of one policy, alone in its directory; later starts read its value.
-
-    Args:
-        directory: directory of the policy's best checkpoint.
-    """
+    """The best checkpoint of one policy, alone in its directory; later starts read its value."""
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self.directory, self.config = directory, config

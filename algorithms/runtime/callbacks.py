@@ -356,11 +356,7 @@ class GroupHooks:
 
 
 class HookedEnvs:
-    """Environments played outside of a run, with callbacks for their steps and episodes.
-
-    Args:
-        policy: number of the policy that acts.
-    """
+    """Environments played outside of a run, with callbacks for their steps and episodes."""
 
     def __init__(self, envs: GroupEnv, policy: int, hooks: Hooks) -> None:
         self.spec, self.num_rows, self.cut, self.said = envs.spec, envs.num_rows, envs.cut, envs.said

@@ -168,11 +168,7 @@ def resume(
 ) -> list[dict[str, Any]]:
     """Load the newest checkpoint of every policy into its state block, before its learner starts.
 
-    Args:
-        directory: directory of the run.
-        blocks: state block of every policy.
-        models: description of every policy's model.
-        changed: plain values reset to the policy's layout instead of loaded.
+    Plain values in `changed` are reset to the policy's layout instead of loaded.
 
     Returns:
         The plain state of each policy, with its progress as `Monitor` stores it; {} without a checkpoint.

@@ -247,9 +247,7 @@ class SamplingConfig:
         needs="processes",
     )
     restart_workers: bool = flag(
-        True,
-        "start a process again that has died, failed or hung; off = that ends the run",
-        needs="actors|processes",
+        True, "start a process again that has died, failed or hung; off = that ends the run", needs="actors|processes"
     )
     actor_max_growth_mb: int = flag(
         0,

@@ -52,8 +52,7 @@ class Rank:
             host = variables["MASTER_ADDR"]
         except (KeyError, ValueError) as error:
             raise UsageError(f"RANK is set, and of what torchrun sets this is wrong: {shown(str(error))}") from None
-        start = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(number, size, local, local_size, host, port, start)
+        return cls(number, size, local, local_size, host, port, variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
     def variables(self) -> dict[str, str]:
         """Return the variables that `of` reads."""

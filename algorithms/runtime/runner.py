@@ -63,13 +63,7 @@ class Segments(Protocol):
 class Runner:
     """The main loop of a run, one `turn` at a time. The exit stops the workers and saves.
 
-    Args:
-        workers: all workers, not started.
-        monitor: receiver of every report.
-        checkpointing: receiver of every report; requests states.
-        signals: signals of this process, entered by the caller.
-        status: writer of status.json.
-        segments: segments of the run; None: the run is not divided.
+    The caller enters the signals; a run without segments is not divided.
 
     Attributes:
         population: changes the policies while they learn; None for a single policy.

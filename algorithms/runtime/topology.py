@@ -142,8 +142,7 @@ class Topology:
 
     def started(self) -> dict[str, tuple[Address, ...]]:
         """Return the workers of every process that a run starts: in a remote run, of all processes but learners."""
-        places = self.processes()
-        return {n: ws for n, ws in places.items() if not (self.is_remote and ws[0].role == LEARNER.name)}
+        return {n: ws for n, ws in self.processes().items() if not (self.is_remote and ws[0].role == LEARNER.name)}
 
     def _of_the_runtime(self) -> dict[str, tuple[Address, ...]]:
         policies, acting = range(self.num_policies), range(self.num_acting if self.num_actors else 0)

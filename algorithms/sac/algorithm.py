@@ -15,6 +15,7 @@ from appo.utils.errors import UsageError
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
     from appo.algorithms.models.policy_network import PolicyNetwork
+    from appo.algorithms.runtime.devices import Device
     from appo.algorithms.sac.learner import SACLearner
     from appo.algorithms.sac.policy import SACPolicy
     from appo.envs.spec import EnvSpec
@@ -65,6 +66,14 @@ class SAC(ReplayAlgorithm):
         from appo.algorithms.sac.learner import SACLearner
 
         return SACLearner
+
+    def new_learner(self, context: Context, flat: FlatModule, device: Device) -> SACLearner:
+        """Return a learner of a network, with quick gradients for MLPs."""
+        from appo.algorithms.sac.quick_gradients import quick_gradients
+
+        learner = self.learner_class()(flat, context)
+        learner.quick = quick_gradients(learner)
+        return learner
 
     def network(self, context: Context) -> PolicyNetwork:
         """Make the network of the policy."""

@@ -6,6 +6,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.sac.config import SACConfig
 
+Found = tuple[Tensor, dict[str, Tensor]]
+"""Numbers of the steps [B], and metrics: name -> scalar."""
+
 
 class Temperature(nn.Module):
     """The logarithm of the temperature as a parameter, [1]."""
@@ -29,6 +33,16 @@ class Temperature(nn.Module):
     def __init__(self, temperature: float) -> None:
         super().__init__()
         self.log = nn.Parameter(torch.full((1,), math.log(temperature)))
+
+
+class Gradients(Protocol):
+    """Sets the gradients of a batch: first of the critics, after their step of the policy. See `SACLearner`."""
+
+    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+        """Compute the results of `SACLearner.of_critics`."""
+
+    def of_policy(self, batch: Batch, obs: Observations) -> Found:
+        """Compute the results of `SACLearner.of_policy`."""
 
 
 class SACLearner(FlatLearner):
@@ -42,9 +56,11 @@ class SACLearner(FlatLearner):
         critics: networks of the values, in one module with an Adam.
         targets: slow copies of the critics.
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
+        quick: faster equivalent of `of_critics` and `of_policy`, or None.
     """
 
     config: SACConfig
+    quick: "Gradients | None" = None
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
@@ -79,11 +95,42 @@ class SACLearner(FlatLearner):
         return squashed(self.parts, action), log_prob
 
     @torch.no_grad()
-    def target(self, batch: Batch, later: Observations, temperature: Tensor) -> Tensor:
+    def target(self, batch: Batch, later: Observations) -> Tensor:
         """Return the targets [B] of a batch with scaled observations {key} [B, *] after the n steps."""
         action, log_prob = self.draw(later)
         q = self.targets.module(later, action)
-        return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, temperature)
+        return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
+
+    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+        """Set the gradient of the critics; return the mean absolute errors [B] over the critics, and metrics.
+
+        Args:
+            batch: see `learn`.
+            obs: scaled observations {key} [2B, *] of the steps, then after the n steps.
+            beta: exponent of the weights of the steps.
+        """
+        now, later = ({key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1))
+        target = self.target(batch, later)
+        q = self.critics.flat.module(now, squashed(self.parts, batch.action[0]))
+        loss = soft_q.critic_loss(q, target, batch.recorded["weight"][0] ** beta)
+        self.critics.optimizer.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        q = q.detach()
+        means = {"critic_loss": loss.detach(), "q_mean": q.mean(), "target_mean": target.mean()}
+        return (q - target).abs().mean(0), means
+
+    def of_policy(self, batch: Batch, obs: Observations) -> Found:
+        """Set the gradient of the policy; return log-probabilities [B] of drawn actions, and metrics."""
+        now, temperature = {key: x.chunk(2)[0] for key, x in obs.items()}, self.temperature
+        # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
+        weight = batch.recorded["weight"][0]
+        action, log_prob = self.draw(now)
+        q = self.critics.flat.module(now, action, frozen=True)
+        loss = soft_q.policy_loss(q, log_prob, temperature, weight / weight.mean())
+        self.optimizer.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        log_prob = log_prob.detach()
+        return log_prob, {LOSS: loss.detach(), "entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
         """Make one step of critics, policy and temperature; yield errors [1, B], and the flags in use.
@@ -92,27 +139,15 @@ class SACLearner(FlatLearner):
             batch: batch of single steps of a `ReplaySource`, on the device of the model.
             progress: used share of the training budget, in [0, 1]; drives schedules.
         """
-        c, critics = self.config, self.critics.flat.module
+        c = self.config
         self.follow(progress)
-        both = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
-        now, later = ({key: x.chunk(2)[i] for key, x in both.items()} for i in (0, 1))
-        weight, temperature = batch.recorded["weight"][0], self.temperature
-        target = self.target(batch, later, temperature)
-        q = critics(now, squashed(self.parts, batch.action[0]))
-        critic_loss = soft_q.critic_loss(q, target, weight ** c.beta(progress))
-        self.critics.descend(critic_loss, batch.valid)
-        q = q.detach()
-
-        # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
-        action, log_prob = self.draw(now)
-        loss = soft_q.policy_loss(critics(now, action, frozen=True), log_prob, temperature, weight / weight.mean())
-        self.optimizer.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        metrics = {LOSS: loss, "critic_loss": critic_loss, "q_mean": q.mean(), "target_mean": target.mean()}
-        metrics |= {"entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
-        self.step(batch.valid, metrics)
+        obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
+        error, of_critics = (self.quick or self).of_critics(batch, obs, c.beta(progress))
+        self.critics.step(batch.valid.any() & of_critics["critic_loss"].isfinite())
+        log_prob, of_policy = (self.quick or self).of_policy(batch, obs)
+        self.step(batch.valid, of_policy | of_critics)
         if self.entropy_weight is not None:
-            gradient = soft_q.temperature_gradient(log_prob.detach(), self.target_entropy)
+            gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
             self.entropy_weight.step(gradient.isfinite())
 
@@ -121,4 +156,4 @@ class SACLearner(FlatLearner):
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
         if self.updates % c.updates_per_version == 0:
             self.version += 1
-        yield {"priority": (q - target).abs().mean(0, keepdim=True).cpu().numpy(), "flags": c}
+        yield {"priority": error.unsqueeze(0).cpu().numpy(), "flags": c}

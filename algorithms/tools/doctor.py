@@ -18,16 +18,14 @@ from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.run.defaults import chosen_in, told
 from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.machines.examine import examine
-from appo.algorithms.run.placement import Sampling, choose_placement, plan_workers, topology_of
-from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.placement import choose_placement, plan_workers
 from appo.algorithms.run.preload import preloaded
-from appo.algorithms.run.resources import free_bytes
-from appo.algorithms.run.tuning.choice import choose, in_unit, is_open, report
+from appo.algorithms.run.tuning.choice import in_unit, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, enter, measure_run, require_answer
-from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes import fork_server, inquiry
 from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.tools.choosing import STEPS, choice, plan_of
 from appo.algorithms.tools.examine_env import Examination, send_examination
 from appo.algorithms.tools.flags import DoctorConfig
 from appo.envs.make import FAMILIES, check_name
@@ -193,7 +191,15 @@ def of_environment(
         cores = machine.available_cores()
         tunes = is_open(config, config.device, cores)
         ask = partial(inquire, method="spawn")
-        found = measure_run(config, ask, partial(inquire, method="forkserver"), cores if tunes else 0)
+        chooses = config.run.algo in STEPS and config.algorithm.needs_actors
+        timed_cores = cores if tunes or chooses else 0
+
+        def measure(one: Config) -> Measurement:
+            asked = partial(inquire, method="forkserver")
+            return measure_run(one, ask, asked, timed_cores if one.device == "cpu" else 0)
+
+        timed = measure(config)
+        found = timed if tunes else timed._replace(costs=None)
         yield Finding("env", "ok", f"{shown(config.env.env)}: {_spaces(found.probe.spec)}")
         for note in found.probe.spec.notes:
             if not note.startswith("observation key "):  # examined over more steps below
@@ -210,6 +216,8 @@ def of_environment(
             flags = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
             yield Finding("settings", "ok", told(found.probe.config, config.undecided, found.probe.spec), flags)
         yield recommended
+        if chooses:
+            yield Finding("algorithm", "ok", choice(timed, measure, cores))
         if isinstance(several, WorkerFailed):
             text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
             yield Finding("env", "bad", text)
@@ -344,21 +352,14 @@ def _rewards(exam: Examination, config: Config) -> Finding:
 
 def recommendation(found: Measurement, cores: int) -> Finding:
     """Return the flags of sampling that a start would choose now."""
-    spec, models, config = found.probe.spec, found.probe.models, found.probe.config
-
-    def memory(sampling: Sampling) -> int:
-        topology = topology_of(config, sampling, spec.num_agents)
-        budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
-        return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
-
     if found.costs is None:
+        config = found.probe.config
         placement = choose_placement(config, cores, config.device)
-        sampling, said = plan_workers(found.planned, cores, placement, spec.num_agents), "by fixed rules"
+        sampling = plan_workers(found.planned, cores, placement, found.probe.spec.num_agents)
+        said = "by fixed rules"
     else:
-        plan = choose(
-            found.costs, found.planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb)
-        )
-        sampling, said = plan.sampling, report(found.costs, plan, spec.num_agents)
+        plan = plan_of(found, found.planned, cores)
+        sampling, said = plan.sampling, report(found.costs, plan, found.probe.spec.num_agents)
     flags: dict[str, Any] = {
         "inference": sampling.placement,
         "num_workers": sampling.num_workers,

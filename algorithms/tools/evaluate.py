@@ -106,11 +106,6 @@ class Evaluator:
 
     Without `--every_sec`, an evaluation of a run that cannot be written keeps no results and prints a warning.
 
-    Args:
-        directory: directory of the run.
-        config: flags of the evaluation.
-        name: name of the run beside each result; empty for a single run.
-
     Attributes:
         settings: flags that must be equal for two means to be compared.
     """
@@ -282,12 +277,7 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
 
 
 class Filming:
-    """Films the first episode of evaluations; a failure costs one film.
-
-    Args:
-        folder: folder of the videos.
-        every_minutes: least time between two videos of a policy; 0: no videos.
-    """
+    """Films the first episode of evaluations, at most every so many minutes, 0: never; a failure costs one film."""
 
     def __init__(self, folder: Path, every_minutes: float) -> None:
         self.folder, self.every_seconds = folder, 60 * every_minutes

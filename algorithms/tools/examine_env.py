@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.algorithms.playing.episodes import step_row
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.tuning.measure import enter, send_failures
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_first, make_group
 from appo.envs.masks import random_action
 from appo.envs.precision import watched
-from appo.envs.spec import MASK_KEY, Array, GroupEnv, StepRow
+from appo.envs.spec import MASK_KEY, Array, GroupEnv, StepRow, step_row
 from appo.utils.system import limits
 from appo.utils.system.memory import held_bytes
 

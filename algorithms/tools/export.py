@@ -141,16 +141,14 @@ class _Network(nn.Module):
         self, obs: dict[str, Tensor], logits: Tensor, value: Tensor | None, state: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the outputs of the file from outputs of the model."""
-        mask = obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None
-        mode = ActionDistribution(self.parts, logits, mask).mode()
+        mode = ActionDistribution(self.parts, logits, obs[MASK_KEY].flatten(1) > 0 if MASK_KEY in obs else None).mode()
         if self.squashes:
             mode = torch.where(self.is_squashed, mode.tanh(), mode)
         mode = mode.to(self.low.dtype)
         action = torch.minimum(torch.maximum(mode, self.low), self.high) * self.scale + self.start
         action = torch.minimum(torch.maximum(action, self.least), self.most)  # rounding may pass a bound
         estimate = self.model.value_of(obs, logits, value) if self.has_value else None
-        known = [] if estimate is None else [estimate]
-        return (action, logits, *known, *[state] * self.has_memory)
+        return (action, logits, *([] if estimate is None else [estimate]), *[state] * self.has_memory)
 
     def examples(self, rows: int, generator: torch.Generator) -> Values:
         """Return random observations in the range of the model's normalization."""

@@ -102,13 +102,7 @@ def _play(
 
 
 def chunks(envs: GroupEnv, act: Act, seed: int) -> Iterator[Steps]:
-    """Yield steps of all environments, without end, in arrays that the next chunk overwrites.
-
-    Args:
-        envs: environments with autoreset mode NEXT_STEP.
-        act: source of actions.
-        seed: seed of the episodes.
-    """
+    """Yield steps of environments in autoreset mode NEXT_STEP, without end, in arrays that the next one overwrites."""
     spec, rows, length = envs.spec, envs.num_rows, CHUNK_STEPS
     obs = {key: np.zeros((length + 1, rows, *one.shape), one.dtype) for key, one in spec.observations.items()}
     first, reward = np.ones((length + 1, rows), np.bool_), np.zeros((length, rows), np.float32)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from appo.algorithms.playing.episodes import EpisodeRecorder, step_row
+from appo.algorithms.playing.episodes import EpisodeRecorder
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.trust import PLAYED, is_marked, uses
 from appo.algorithms.runtime.processes.prctl import die_with_parent
@@ -24,7 +24,7 @@ from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.incidents import HANG, Incident, error_name, restore_random_state
 from appo.envs.make import make_group, make_single
-from appo.envs.spec import Array, EnvSpec
+from appo.envs.spec import Array, EnvSpec, step_row
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.command_line import complain, say
 from appo.utils.errors import EnvironmentFailure, UsageError
@@ -37,14 +37,7 @@ END_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """The result of a replay.
-
-    Attributes:
-        num_steps: number of steps taken.
-        error: name of the error, like `Incident.error`; "" without a failure.
-        message: message of the error, in one line.
-        traceback: traceback of the exception.
-    """
+    """The result of a replay; the name of the error is empty without a failure."""
 
     num_steps: int
     error: str = ""
@@ -107,11 +100,7 @@ def repeat(
     The replay stops if the episode ends too early: the environment does not repeat itself. A vector is never reset as a
     whole, so all steps of a vector are repeated.
 
-    Args:
-        incident: recorded calls.
-        config: flags of the environment.
-        render_mode: render mode of the environment.
-        tell: function called with the number of each step before the step; with 0 after the reset.
+    `tell` is called with the number of each step before the step, and with 0 after the reset.
 
     Raises:
         UsageError: the environment cannot be made, or has different actions or random numbers.

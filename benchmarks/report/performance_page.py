@@ -150,6 +150,8 @@ learner wait for each other and for Python's lock, it is 740 times: 179 more in 
     python -m benchmarks.peers                    # installs the peers under ~/.cache/appo-benchmarks first
     python -m benchmarks.peers.apex_peers         # Ape-X beside the DQN of peers, in the same way
     python -m benchmarks.promises.recovery        # and under_fire, supervision, evaluation, soak, chatter, cycles
+    python -m benchmarks.promises.ranks           # several learners; --only selects parts, --quick tries the parts out
+    python -m benchmarks.promises.machines        # several machines on Ray, the same
     python -m benchmarks.scores.self_play         # the promise of docs/self_play.md
     python -m benchmarks.report                   # writes this file; the picture needs `pip install "appo[bench]"`
 
@@ -393,6 +395,8 @@ SECTIONS = {
     "soak": ("Reliability: a long run", _promises),
     "chatter": ("Reliability: an environment that prints without end", _promises),
     "cycles": ("Reliability: killed and started again", _promises),
+    "ranks": ("Several learners of one policy", _promises),
+    "machines": ("Several machines on Ray", _promises),
 }
 """In this order: heading, and the function that makes the table of a benchmark's results."""
 

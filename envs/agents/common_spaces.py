@@ -174,8 +174,7 @@ def _mapped(own: Sequence[Space]) -> Array | None:
     boxes = _of(spaces.Box, own)
     if not boxes:
         return None
-    bounds = np.stack([bound for box in boxes for bound in (box.low, box.high)])
-    mapped: Array = (np.abs(bounds) < NO_BOUND).all(axis=0)
+    mapped: Array = (np.abs(np.stack([bound for box in boxes for bound in (box.low, box.high)])) < NO_BOUND).all(axis=0)
     return mapped
 
 

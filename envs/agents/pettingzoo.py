@@ -100,12 +100,6 @@ def classes() -> tuple[type, ...]:
 def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False) -> Any:
     """Return PettingZoo's environment in a form for our loop; any other environment unchanged.
 
-    Args:
-        env: environment.
-        name: name in messages.
-        ids: as in `CommonSpaces`.
-        scaled: as in `CommonSpaces`.
-
     Raises:
         UsageError: the environment cannot be stepped in this form, with the reason.
     """
@@ -125,11 +119,6 @@ def as_gymnasium(env: Any, name: str, *, ids: bool = False, scaled: bool = False
 
 class ParallelAgents(gymnasium.Env[Any, Any]):
     """A parallel environment whose agents are entries of lists, in the order of `possible_agents`.
-
-    Args:
-        parallel: PettingZoo's environment.
-        name: name in messages.
-        ids, scaled: as in `CommonSpaces`.
 
     Raises:
         UsageError: the environment has no list of possible agents, or the spaces have no common space.

@@ -93,18 +93,6 @@ RAISE = OnFailure()
 class EnvSet:
     """The single environments of one group, which have equal spaces.
 
-    Args:
-        env_fns: factory of each environment.
-        name: name of the environment in messages.
-        on_failure: rules for failures.
-
-    Attributes:
-        alive: function of `on_failure`.
-        journal: journal of the calls; None: none is kept.
-        spaces: observation and action space of every environment.
-        step_functions: method `step` of every environment.
-        rebuilds: number of environments made again.
-
     Raises:
         EnvironmentFailure: a factory raised, or the spaces differ.
     """
@@ -141,9 +129,7 @@ class EnvSet:
     def spec(self, known: EnvSpec | None = None, form: ActionForm = AS_THEY_ARE) -> EnvSpec:
         """Return the spec; an environment is reset if its info could contain a mask, unless the spec is known.
 
-        Args:
-            known: known spec.
-            form: units in which policies act, without a known spec.
+        Without a known spec, policies act in the units of `form`.
 
         Raises:
             SpaceMismatch: the known spec is of other spaces.

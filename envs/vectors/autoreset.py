@@ -55,10 +55,6 @@ class Ends:
         mode: mode in which the group reads the vector's steps.
         is_declared: whether the vector declares the mode.
         is_trusted: whether ends are only counted.
-
-    Attributes:
-        count: number of ends of rows.
-        is_declared, is_trusted: as given.
     """
 
     def __init__(self, name: str, mode: AutoresetMode, *, is_declared: bool, is_trusted: bool = False) -> None:

@@ -18,7 +18,7 @@ from appo.envs.loop.env_set import RAISE, OnFailure
 from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, layers, require_spec, spec_of
-from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow
+from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow, step_row
 from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
 from appo.envs.vectors.recorder import VectorRecorder
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
@@ -337,12 +337,8 @@ def random_steps(
 ) -> dict[str, Array]:
     """Return the observations after random steps from a reset, taken as an actor takes steps; fewer when `enough`."""
     num_rows, spec = group.num_rows, group.spec
-    obs, final_obs = (
-        {key: np.zeros((num_rows, *o.shape), o.dtype) for key, o in spec.observations.items()} for _ in range(2)
-    )
-    first, terminated, truncated, has_final = np.zeros((4, num_rows), np.bool_)
-    reward, num_frames = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
-    row = StepRow(obs, first, reward, terminated, truncated, num_frames, final_obs, has_final)
+    row = step_row(spec, num_rows)
+    obs: dict[str, Any] = row.obs
     group.reset(range(num_rows // spec.num_agents), obs)
     for _ in range(num_steps):
         if enough():

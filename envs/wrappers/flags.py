@@ -102,10 +102,6 @@ class VectorNeverTerminates(AnyVectorWrapper):
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the action and the reward of the last step, as a vector, to the observation.
 
-    Args:
-        env: environment of one agent.
-        shown: added values: action, reward or both.
-
     Raises:
         UsageError: the observation already has a key with the name.
     """

@@ -27,11 +27,7 @@ def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> FloatArray:
 
 
 class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Joins an environment's vectors to one [n].
-
-    Args:
-        env: environment whose observation space has a `joined_space`.
-    """
+    """Joins the vectors of an environment whose observation space has a `joined_space` to one [n]."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

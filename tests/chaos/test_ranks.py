@@ -103,10 +103,8 @@ def test_a_wrong_network_interface_is_one_line(tmp_path: Path, monkeypatch: pyte
     with TrainingRun(tmp_path, *FLAGS) as run:
         ended = run.wait(COMES_SECONDS)
     assert ended.exit_code == 2
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert re.search(
-        r"rank [01]: GLOO_SOCKET_IFNAME=eth77: .*Unable to find address for: eth77; there are lo", lines[0]
-    )
+    (line,) = ended.stderr.splitlines()
+    assert re.match(r"error: rank 0: GLOO_SOCKET_IFNAME=eth77: .*Unable to find address for: eth77; there are lo", line)
     assert "Traceback" not in ended.stderr
 
 

@@ -28,7 +28,7 @@ def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_pat
     found = json.loads(done.stdout)
     names = [check["name"] for check in found["checks"]]
     sizes = ["observations", "rewards"]
-    assert names[-8:] == ["env", "seeding", "episodes", "step time", "leaks", *sizes, "recommended"]
+    assert names[-9:] == ["env", "seeding", "episodes", "step time", "leaks", *sizes, "recommended", "algorithm"]
     assert {check["state"] for check in found["checks"] if check["name"] in ("seeding", "episodes", "leaks")} == {"ok"}
     assert found["recommended"]["num_workers"] >= 1
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,10 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from appo.algorithms.run.machines.forecast import Forecast
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.machines.forecast import Forecast, Sums, learners_text
+from appo.algorithms.run.placement import Sampling
+from appo.algorithms.run.tuning.choice import Costs
 from tests.integration.runs import ROOT, Run, command_line, run_command, train
 from tests.patience import HANG_SECONDS, patient
 
@@ -188,3 +191,29 @@ def test_a_forecast_names_the_part_that_limits() -> None:
         "predicted 100 samples/s here, 600, 1000, 1000 with 1, 2, 4 machines like this one, where the limit is the"
         " learner (learner 1000, network 10k samples/s)"
     )
+
+
+def test_a_forecast_of_learners_names_the_part_that_limits() -> None:
+    assert Sums(4, 1_000_000, 1e9).seconds == pytest.approx(0.001 + 0.006)  # 2 * 3/4 of 4 MB
+    assert Sums(2, 1_000_000, 1e8).seconds == pytest.approx(0.001 + 0.04)
+    quick = Forecast(here=100.0, machine=0.0, learner=1000.0, wire=10_000.0)
+    assert (quick.rate_of_learners(2), "limit is the actors" in quick.line_of_learners(2)) == (200.0, True)
+    slow = Forecast(here=600.0, machine=0.0, learner=1000.0, wire=1000.0)
+    assert (slow.rate_of_learners(4), "limit is the learners" in slow.line_of_learners(4)) == (2000.0, True)
+    narrow = Forecast(here=600.0, machine=0.0, learner=1000.0, wire=250.0)
+    assert narrow.line_of_learners(2) == (
+        "predicted 400 samples/s, the limit is the sums of gradients (samples/s of each rank without the sums 600, of"
+        " training alone 1000, of the sums alone 250)"
+    )
+
+
+def test_the_line_of_several_learners_goes_by_what_was_measured() -> None:
+    """Updates of 100 samples in two epochs: 50 samples a sum of 2 ms are 25,000 a second."""
+    config = parse_train(["--env=CartPole-v1", "--batch_size=100", "--rollout=10", "--ppo_epochs=2", "--preset=none"])
+    costs, sums = Costs(((1, 1e-5),), ((1, 1e-5),), ((1, 1e-5),), 0), Sums(2, 250_000)
+    unknown = "2 learners: a sum of gradients, 1M bytes, takes about 2 ms"
+    assert learners_text(None, Sampling("local", 1, 8, 1), config, 1, 2, sums).startswith(f"{unknown}, and limits")
+    text = learners_text(costs, Sampling("local", 1, 8, 1), config, 1, 2, sums)
+    assert text.startswith(f"{unknown}; predicted ")
+    assert "the limit is the sums of gradients" in text
+    assert text.endswith("of training alone 90k, of the sums alone 25k)")

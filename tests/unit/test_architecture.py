@@ -41,6 +41,7 @@ TORCH = (
     "appo.algorithms.apex.numpy_learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
+    "appo.algorithms.sac.quick_gradients",
     "appo.algorithms.datasets.columns",
     "appo.algorithms.offline.fitted_q",
     "appo.algorithms.offline.learner",

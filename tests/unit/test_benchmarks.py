@@ -1,7 +1,9 @@
 import argparse
 import json
 import os
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,11 @@ from appo.envs.spec import ActionPart, ActionSpec
 from appo.utils.errors import UsageError
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import apex_peers
-from benchmarks.promises import soak, under_fire
+from benchmarks.promises import machines, on_machines, soak, under_fire
 from benchmarks.report import __main__ as report
 from benchmarks.report import performance_page
 from benchmarks.scores import learning, population
-from benchmarks.shared import markdown, measuring, process_tree, promises, runs
+from benchmarks.shared import hosts, markdown, measuring, process_tree, promises, runs
 from benchmarks.shared.measuring import Point
 from benchmarks.shared.process_tree import Process
 from benchmarks.shared.promises import Figure
@@ -220,6 +222,73 @@ class TestPromises:
         for now in (103.1, 103.2, 106.3):
             fire.tick(now, trains=True)
         assert (killed, fire.kills) == ([2, 2], 2)
+
+    def test_parts_are_selected_and_a_part_that_fails_is_a_broken_promise(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(given: argparse.Namespace) -> dict[str, Any]:
+            raise runs.RunError("no run", "the last line")
+
+        kept = lambda given: promises.result_of([Figure("seeds", len(given.seeds), 3)])  # noqa: E731
+        monkeypatch.setattr(sys, "argv", ["x", "--only", "good", "--quick"])
+        assert promises.ask("x", "", {"bad": fails, "good": kept}) == 0
+        monkeypatch.setattr(sys, "argv", ["x"])
+        assert promises.ask("x", "", {"bad": fails, "good": kept}) == 1
+        assert capsys.readouterr().out.splitlines() == [
+            "ok    seeds: 3 (at most 3)",
+            "bad: no run",
+            "the last line",
+            "",
+            "FAIL  bad: parts that could not be measured: 1 (at most 0)",
+            "ok    seeds: 3 (at most 3)",
+        ]
+        monkeypatch.setattr(sys, "argv", ["x", "--quick", "--json=y"])
+        with pytest.raises(UsageError, match="--quick is a trial"):
+            promises.ask("x", "", {})
+
+    def test_machines_that_act(self) -> None:
+        log = "machines that act (2): 0 (10.77.0.2), 1 (10.77.0.3)\nmachine 1 (10.77.0.3) is lost: died\n"
+        assert machines.acting(log) == {"0"}
+        assert machines.acting(log + "bridge: machine 2 (10.77.0.3) joins\n") == {"0", "2"}
+        assert machines.acting("") == set()
+
+    def test_a_switch_sends_packets_to_their_hosts_after_the_delay(self) -> None:
+        """Two packets for host 1, and two that belong to nobody; the descriptor of the end closes the switch."""
+        pairs = [socket.socketpair(type=socket.SOCK_DGRAM) for _ in range(2)]
+        for ours, theirs in pairs:
+            ours.setblocking(False)
+            theirs.settimeout(60.0)
+        end, closes = os.pipe()
+
+        def packet(address: tuple[int, ...], content: bytes) -> bytes:
+            return bytes([0x45, *[0] * 15, *address]) + content
+
+        delay = 0.05
+        switch = threading.Thread(target=hosts.forward, args=([ours.fileno() for ours, _ in pairs], delay, end))
+        begin = time.monotonic()
+        for address, content in (((10, 77, 0, 2), b"a"), ((10, 77, 0, 9), b"b"), ((9, 77, 0, 2), b"c")):
+            pairs[0][1].send(packet(address, content))
+        pairs[0][1].send(packet((10, 77, 0, 2), b"d"))
+        switch.start()
+        assert [pairs[1][1].recv(100)[20:] for _ in range(2)] == [b"a", b"d"]
+        assert time.monotonic() - begin >= delay
+        os.close(closes)
+        switch.join()
+        os.close(end)
+        for pair in pairs:
+            for one in pair:
+                one.close()
+
+    def test_environments_for_machines_are_slow_on_the_head_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr(on_machines.time, "sleep", slept.append)
+        for variables in ({}, {"RAY_RAYLET_PID": "1"}):
+            monkeypatch.setattr(os, "environ", variables)
+            env = on_machines.small_there()
+            observation, _ = env.reset(seed=1)
+            assert observation.nbytes == 1000
+            assert env.step(1)[1] == 1.0
+        assert slept == [on_machines.HEAD_SECONDS, on_machines.STEP_SECONDS, on_machines.STEP_SECONDS]
 
 
 class TestProcessTree:

@@ -1,10 +1,12 @@
 """Benchmarks that train on several seeds; the scores of presets and the page that is made of them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 import pytest
 
 from appo.algorithms.cli import parse
@@ -15,7 +17,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.utils.errors import UsageError
 from benchmarks.report import results_page
-from benchmarks.scores import apex_returns, offline_returns, ppo_returns, published, returns, trials
+from benchmarks.scores import apex_returns, choosing, offline_returns, ppo_returns, published, returns, trials
 from benchmarks.shared import measuring, runs, seeds
 from benchmarks.shared.workloads import words_of
 
@@ -223,3 +225,31 @@ class TestOfflineReturns:
         acted = "random -200.0, medium 50.0, expert 250.0"
         assert f"| LunarLander-v3 | APEX + CQL | {acted} | most probable | 99.0 | **99.0** |" in text
         assert "| LunarLander-v3 | MARWIL | medium 50.0 | sampled | 80.0, 90.0, 100.0 |" in text
+
+
+class TestChoosing:
+    @pytest.mark.parametrize(
+        ("named", "reached", "right"),
+        [
+            ("APPO", (True, True), False),
+            ("SAC", (True, True), True),
+            ("APPO", (True, False), True),
+            ("SAC", (True, False), False),
+            ("APPO", (False, False), False),
+        ],
+    )
+    def test_the_named_algorithm_is_right_if_it_was_the_faster_one(
+        self, named: str, reached: tuple[bool, bool], right: bool
+    ) -> None:
+        at_goal = dict(zip(choosing.ALGORITHMS, reached, strict=True))
+        assert choosing.is_faster(named, {"APPO": 30.0, "SAC": 20.0}, at_goal) is right
+
+    def test_the_toy_moves_its_mass_and_ends(self) -> None:
+        env = choosing.Reach()
+        env.reset(seed=0)
+        env.position = np.array([0.3, 0.4])
+        shown, reward, *_ = env.step(np.array([1.0, -9.0]))
+        assert shown.tolist() == pytest.approx([0.31, 0.39, 0.1, -0.1])
+        assert reward == pytest.approx(-math.hypot(0.31, 0.39))
+        ends = [env.step(np.zeros(2))[3] for _ in range(49)]
+        assert (ends.count(True), ends[-1]) == (1, True)

@@ -35,12 +35,7 @@ def cgroup_free_pids(cgroups: Path, proc: Path) -> int | None:
 
 
 class KernelKills:
-    """Processes that the kernel has killed for want of memory since the object was made.
-
-    Args:
-        cgroups: folder in which the kernel shows cgroups.
-        proc: folder in which the kernel shows processes.
-    """
+    """Processes that the kernel has killed for want of memory since the object was made."""
 
     def __init__(self, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
         self._cgroups, self._proc = cgroups, proc
@@ -123,19 +118,12 @@ def least(limits: Iterable[Number | None]) -> Number | None:
 
 
 def _groups(cgroups: Path, proc: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and those above; in a container often only the top one exists.
-
-    Args:
-        cgroups: folder in which the kernel shows cgroups.
-        proc: folder in which the kernel shows processes.
-        controller: controller of version 1; "": version 2.
-    """
+    """Yield the folders of this process's cgroup and those above; in a container often only the top one exists."""
     path = parse_cgroups(kernel_text(proc / "self" / "cgroup")).get(controller)
     if path is None or ".." in path.parts:
         path = PurePosixPath("/")
     for mount in (controller, "cpu,cpuacct") if controller else (".", "unified"):
-        for ancestor in (path, *path.parents):
-            yield cgroups / mount / ancestor.relative_to(ancestor.anchor)
+        yield from (cgroups / mount / one.relative_to(one.anchor) for one in (path, *path.parents))
 
 
 def _free(group: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:

@@ -12,9 +12,6 @@ from appo.utils.errors import UsageError
 def choose_device(wanted: str) -> str:
     """Return the device of the networks.
 
-    Args:
-        wanted: `auto`, `cpu` or `cuda`.
-
     Raises:
         UsageError: CUDA is wanted, and there is no NVIDIA device or torch is built without CUDA.
     """

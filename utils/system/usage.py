@@ -122,11 +122,7 @@ class Usage:
 
 
 class Nvml:
-    """The load of GPUs, from NVIDIA's management library (docs.nvidia.com/deploy/nvml-api).
-
-    Args:
-        library: library, loaded and initialized.
-    """
+    """The load of GPUs, from NVIDIA's management library (docs.nvidia.com/deploy/nvml-api)."""
 
     NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 

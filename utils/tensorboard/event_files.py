@@ -65,12 +65,7 @@ def load_records() -> Records:
 
 
 class EventFile:
-    """A new file to which records are appended.
-
-    Args:
-        path: path of the file.
-        records: parts of tensorboardX.
-    """
+    """A new file to which records are appended."""
 
     def __init__(self, path: Path, records: Records) -> None:
         self._path, self._records = path, records
@@ -110,12 +105,7 @@ def contents(file: BinaryIO) -> Iterator[bytes]:
 
 
 class EventFolder:
-    """The event files of a folder; all but the newest lose events when the files become too large.
-
-    Args:
-        directory: directory of the files.
-        records: parts of tensorboardX.
-    """
+    """The event files of a folder; all but the newest lose events when the files become too large."""
 
     def __init__(self, directory: Path, records: Records) -> None:
         self._directory, self._records = directory, records

@@ -68,12 +68,7 @@ class EventWriter:
         self._thread.start()
 
     def add(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
-        """Queue numbers at a step; return at once.
-
-        Args:
-            step: position on TensorBoard's axis (env steps).
-            values: number by tag.
-        """
+        """Queue numbers at a step; return at once."""
         self._queue_up(step, {tag: {"simple_value": float(value)} for tag, value in values.items()})
 
     # Arguments have the order and the names of torch.utils.tensorboard and tensorboardX.
@@ -90,13 +85,7 @@ class EventWriter:
             self._queue_up(global_step, {tag: {"histo": found}})
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int, *, dataformats: str = "HWC") -> None:
-        """Queue an image at a step; return at once.
-
-        Args:
-            tag: name of the image.
-            img_tensor: pixels of uint8, with 1, 3 or 4 channels.
-            global_step: position on TensorBoard's axis (env steps).
-            dataformats: order of the axes, `HWC` or `CHW`.
+        """Queue an image of uint8 with 1, 3 or 4 channels, in the order of `dataformats`, at a step; return at once.
 
         Raises:
             ValueError: the array is no image.
@@ -110,12 +99,7 @@ class EventWriter:
         self._queue_up(global_step, {tag: {"image": image_of(pixels)}})
 
     def describe(self, flags: Mapping[str, object], first: Collection[str] = ()) -> None:
-        """Queue the flags of a run for TensorBoard's table of runs; return at once.
-
-        Args:
-            flags: value of each flag by name.
-            first: names of the flags whose columns come first.
-        """
+        """Queue the flags of a run, the `first` ones first, for TensorBoard's table of runs; return at once."""
         self._queue_up(self._first_step, {}, flags, first)
 
     def _queue_up(self, step: int, values: Mapping[str, Mapping[str, object]], *described: Any) -> None:
@@ -158,8 +142,7 @@ class EventWriter:
             values = [summaries.Value(tag=tag, **fields) for tag, fields in event.values.items()]
             if event.flags is not None:
                 values = table_of_runs(self._records, event.flags, event.first)
-            content = summaries(value=values)
-            file.write(self._records.Event(wall_time=event.wall_time, step=event.step, summary=content))
+            file.write(self._records.Event(wall_time=event.wall_time, step=event.step, summary=summaries(value=values)))
         file.flush()
         self.written += len(events)
         self._purge_step = None

@@ -82,13 +82,7 @@ def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> 
 
 
 def words_of_flags(flags: Mapping[str, object], by_kind: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """Return the words of a command line that set these flags, without flags at their usual values.
-
-    Args:
-        flags: all flags, as `Config.to_flat`.
-        by_kind: `Config.by_kind` of the same configuration.
-        names: names of the flags to set.
-    """
+    """Return the words of a command line that set these flags, without flags at their usual values."""
     return [word for name in unusual(flags, by_kind, names) for word in words_of_flag(name, flags[name])]
 
 

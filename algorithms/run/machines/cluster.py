@@ -84,10 +84,9 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
     token.write_text(secrets.token_hex(32))
     number = int(given[len(LOCAL) :])
     cores = max(1, available_cores() // number)
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
     environment = {
         **os.environ,
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])),
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -95,6 +94,7 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
         "TMPDIR": str(folder),
         "RAY_kill_child_processes_on_worker_exit": "false",  # the janitor of a killed machine cleans up
         "RAY_worker_niceness": "0",  # 15 would starve machines beside the learner
+        "RAY_worker_register_timeout_seconds": "300",  # after 60 Ray starts anew, for ever on a busy machine
     }
     command = [sys.executable, "-m", "appo.algorithms.run.machines.local_nodes", str(number), str(cores)]
     errors, pipe = tempfile.TemporaryFile(), subprocess.PIPE  # noqa: SIM115 (as long as the nodes)

@@ -1,18 +1,22 @@
 """The findings of `appo doctor --ray`: machines, bandwidth to the head, slots, and a forecast of speed."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.machines.cluster import check_machines, cluster_of
-from appo.algorithms.run.machines.forecast import Forecast, sample_bytes
+from appo.algorithms.run.machines.forecast import Forecast, Sums, learners_text, sample_bytes
 from appo.algorithms.run.machines.ray_wire import connect, nodes_of, on_node
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.ranks.meeting import share_of
 from appo.algorithms.run.tuning.measure import Measurement
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.ranks import Rank
+from appo.utils.errors import UsageError
 from appo.utils.metrics import short_number
 from appo.utils.system.signal_watch import SignalWatch
 
@@ -53,8 +57,10 @@ def examine(
     size = short_number(nbytes * of_slot)
     yield "slots", f"{size} bytes for {of_slot} samples, weights {short_number(weights)} bytes"
     if found.costs is not None:
-        wire = min(speeds) / nbytes
-        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, wire).line()
+        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, min(speeds) / nbytes).line()
+    with contextlib.suppress(UsageError):  # not every batch has equal shares
+        sums, share = Sums(2, models[0].num_weights, min(speeds)), share_of(config, Rank(0, 2))
+        yield "learners", learners_text(found.costs, plan, share, spec.num_agents, cores, sums)
 
 
 def _speed(ray: Any, node: str) -> tuple[float, float]:

@@ -37,11 +37,7 @@ def kind_of(config: Config) -> type[Run]:
 
 @dataclass(frozen=True)
 class HeadBlueprint(Blueprint):
-    """A plan with a bridge.
-
-    Attributes:
-        cluster: cluster of the bridge.
-    """
+    """A plan with a bridge."""
 
     cluster: Cluster | None = None
 

@@ -75,13 +75,8 @@ class Link:
 class RayWire:
     """All actor machines of a cluster, see `Wire`. The Ray actors end with the process of the bridge.
 
-    Args:
-        cluster: cluster to connect to.
-        request: see `Machine.prepare`; each machine gets `actors` and `seed`.
-        modules: files of the user's modules, for all machines.
-        ring: published weights of the learner.
-        wake: function that wakes the bridge, for any thread.
-        patience_seconds: longest time for a machine to make the environment.
+    A machine has `patience_seconds` to make the environment. `wake` wakes the bridge, from any thread; each machine
+    gets `actors` and `seed` in the `request` of `Machine.prepare`.
 
     Raises:
         UsageError: no cluster answers, or a machine lacks a package or has another environment.
@@ -214,14 +209,12 @@ class RayWire:
     def _join(self, node: str, address: str, cores: int) -> None:
         number = next(self._numbers)
         options = {"num_cpus": cores, "scheduling_strategy": on_node(node), "concurrency_groups": GROUPS}
-        remote = self.ray.remote(**options)(Machine)
-        link = Link(number, node, f"{number} ({address})", remote.remote())
+        link = Link(number, node, f"{number} ({address})", self.ray.remote(**options)(Machine).remote())
         self.links[number] = link
         own = {"actors": self.request["actors"] or cores, "seed": (self.request["seed"] + number + 1) % 2**63}
-        version, expected, weights = self._newest()
-        link.version = version
+        link.version, expected, weights = self._newest()
         asked = json.dumps({**self.request, **own})
-        self._listen(link, "ready", link.actor.prepare.remote(asked, version, expected, weights))
+        self._listen(link, "ready", link.actor.prepare.remote(asked, link.version, expected, weights))
 
     def _note_ready(self, link: Link, answer: str, *, must: bool = False) -> None:
         error = json.loads(answer).get("error")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from appo.algorithms.runtime.processes.restarts import Revival
 from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.roles import MAIN
 from appo.utils.command_line import own_command
+from appo.utils.directories import closing
 from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.logging import configure
 
@@ -59,16 +60,13 @@ def launch(config: Config, argv: Sequence[str]) -> int:
     """Train with several learners on this machine; return the exit code of rank 0.
 
     A rank that dies is started again, and takes over the state of the others. Rank 0 also resumes the run's folder.
-
-    Args:
-        config: all flags.
-        argv: words of the command line after `appo train`.
     """
-    from appo.algorithms.runtime.learning.rank_store import serve  # late: a single learner needs no torch here
+    from appo.algorithms.runtime.learning.rank_store import device_to, serve  # late: one learner needs no torch here
 
     configure(MAIN.name, None, config.logging.log_level.upper(), as_json=config.logging.log_format == "json")
     store, size = serve(), config.run.num_learners
     ranks = [Rank(number, size, number, size, port=store.port) for number in range(size)]
+    device_to(ranks[0])  # once, as every rank would refuse the interface in a line of its own
     processes = [_Process(rank, Revival(f"rank {rank.number}", config.run.run_directory)) for rank in ranks]
     with _passing_signals_to(processes[0]):
         try:
@@ -118,18 +116,9 @@ def _watch(processes: Sequence[_Process], argv: Sequence[str], seconds: float) -
 
 def _wait(processes: Sequence[_Process]) -> None:
     """Wait until a process ends, at most `LOOK_SECONDS`."""
-    descriptors = []
-    for one in processes:
-        if one.process is not None:
-            try:
-                descriptors.append(os.pidfd_open(one.process.pid))
-            except ProcessLookupError:  # already gone
-                return
-    try:
-        select.select(descriptors, [], [], LOOK_SECONDS)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    with ExitStack() as stack, suppress(ProcessLookupError):  # already gone
+        pids = [one.process.pid for one in processes if one.process is not None]
+        select.select([stack.enter_context(closing(os.pidfd_open(pid))) for pid in pids], [], [], LOOK_SECONDS)
 
 
 def _end(processes: Sequence[_Process]) -> None:

@@ -78,12 +78,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of sampling flags with the predicted speed.
-
-    Attributes:
-        sampling: the flags.
-        samples_per_second: predicted samples per second.
-    """
+    """A choice of sampling flags with the predicted speed."""
 
     sampling: Sampling
     samples_per_second: float
@@ -168,13 +163,8 @@ def choose(
 ) -> Plan:
     """Choose the simplest of the fastest plans that flags and memory allow.
 
-    Args:
-        costs: measured costs.
-        config: all flags; given flags stay.
-        num_agents: rows of one environment.
-        cores: number of cores.
-        memory: returns the bytes of shared memory that a plan needs.
-        free_bytes: bytes that all processes together may take.
+    Given flags of the configuration stay. `memory` returns the bytes of shared memory that a plan needs; all processes
+    together may take `free_bytes`.
     """
     if not config.algorithm.needs_actors:
         return _choose_threads(costs, config, cores)

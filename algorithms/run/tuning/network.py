@@ -60,9 +60,8 @@ def probe(config: Config) -> Probe:
         envs.close()
     spec = learned_spec(config, played)
     whole = completed(config, spec)
-    if whole.env != config.env:
-        return probe(whole)
-    return Probe(spec, NetworkTimer(whole, spec).descriptions, whole)
+    same = whole.env == config.env
+    return Probe(spec, NetworkTimer(whole, spec).descriptions, whole) if same else probe(whole)
 
 
 class NetworkTimer:

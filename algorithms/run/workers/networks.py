@@ -29,12 +29,7 @@ def make_policy_worker(
 ) -> Worker:
     """Make a policy worker. Weights come from the ring, recurrent states of later generations from the slots.
 
-    Args:
-        blueprint: plan of the run.
-        arena: shared memory of the run.
-        address: address of the worker.
-        generation: number of restarts.
-        flat: model to use; None: a new model.
+    Without a model in `flat`, the worker gets a new one.
     """
     device = device_of(blueprint.device_of(POLICY_WORKER), urgent=True)
     pinned = device.register(arena)

@@ -148,10 +148,7 @@ class ColumnBatches(BatchSource):
 
     def _mine(self, slot: int) -> Array:
         """Return the valid steps of this policy, [T, R]."""
-        valid: Array = self.trajectories.valid[slot]
-        if self.num_policies > 1:
-            valid = valid & (self.trajectories.policy_id[slot, : len(valid)] == self.policy)
-        return valid
+        return self.trajectories.valid_of(slot, self.policy if self.num_policies > 1 else None)
 
     def _copy(self, slot: int, columns: Array) -> int:
         """Copy columns of a slot to the end of the batch; return the number of valid steps copied."""

@@ -126,13 +126,7 @@ def _saved_counts(state: LearnerState) -> dict[str, int]:
 
 
 class LearnerMemory(NamedTuple):
-    """The memory of a policy's learner in the arena; a replacement finds the contents.
-
-    Attributes:
-        ring: ring of published weights.
-        block: state block; a learner continues from a stored state.
-        ledger: counts and released slots.
-    """
+    """The memory of a policy's learner in the arena; a replacement finds the contents."""
 
     ring: WeightRing
     block: StateBlock
@@ -379,8 +373,7 @@ class LearnerWorker:
 
     def _budget_reached(self) -> bool:
         env_steps, pause = self.of_all["env_steps"], self.plan.pause_env_steps
-        paused = pause is not None and env_steps >= pause
-        return paused or self.plan.budget.trained(env_steps, self.of_all["samples"])
+        return (pause is not None and env_steps >= pause) or self.plan.budget.trained(env_steps, self.of_all["samples"])
 
     def _enter(self) -> Entered:
         """Count, and return, the steps that have entered training since the last call."""

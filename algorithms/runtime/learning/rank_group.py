@@ -66,10 +66,6 @@ class Member(Protocol):
 class RankGroup:
     """The group of learners, as seen by the learner of one rank.
 
-    Args:
-        rank: place of the rank.
-        device: device of the learner's tensors.
-
     Attributes:
         totals: totals of all ranks by name, at the begin of the last round.
         over: whether rank 0 has ended the run.
@@ -137,13 +133,9 @@ class RankGroup:
         return now - self._awaited >= self._patience
 
     def begin(self, totals: Mapping[str, int], progress: float) -> float | None:
-        """Begin a round with all members; return the mean progress of all.
+        """Begin a round with all members; return the mean progress of all, as each has used another share by the clock.
 
         Returns None if the group is to form anew, for a rank that waits to be let in: nothing has begun.
-
-        Args:
-            totals: totals of this learner.
-            progress: used share of the budget, which differs by the clock.
 
         Raises:
             GroupBroken: a rank did not take part in time.
@@ -317,8 +309,7 @@ class RankGroup:
                 vector[...] = part.view(vector.dtype).reshape(vector.shape)
             state.meta.update(told["meta"])
             member.go_on_from(state)
-            now = np.array([member.totals[name] for name in COUNTED])
-            self._offset = self._table[self.rank.number] - now
+            self._offset = self._table[self.rank.number] - [member.totals[name] for name in COUNTED]
             log.info("rank %d goes on from the state of rank %d", self.rank.number, leader)
         member.learner.updates = told["meta"]["updates"]
 

@@ -58,8 +58,7 @@ class RankLearnerWorker(LearnerWorker):
     @property
     def of_all(self) -> dict[str, int]:
         """Return the totals of all ranks at the last round; before the first one, as far as this rank has them."""
-        known = self.group.totals if self.group.size else self._known
-        return self.totals | known | {OVER: int(self.group.over)}
+        return self.totals | (self.group.totals if self.group.size else self._known) | {OVER: int(self.group.over)}
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Add a trajectory, or answer main; leave the group before the end."""

@@ -23,12 +23,7 @@ SKIPPED_IN_A_ROW = "skipped_in_a_row"
 
 @dataclass
 class RollbackRule:
-    """The rule: many skipped updates in a row roll back; `MAX_ROLLBACKS` rollbacks without a good update end the run.
-
-    Attributes:
-        max_skipped: skipped updates in a row before a rollback.
-        rollbacks: rollbacks so far.
-    """
+    """The rule: many skipped updates in a row roll back; `MAX_ROLLBACKS` without a good update end the run."""
 
     max_skipped: int
     rollbacks: int = 0
@@ -59,13 +54,7 @@ def giving_up(
 ) -> NumericsError:
     """Save a batch without finite updates, and its learner; return the error that ends the run.
 
-    Args:
-        reason: description of the failure.
-        folder: folder of all incidents of the run; None: nothing is saved.
-        policy: policy of the learner.
-        state: state of the learner; stored as in a checkpoint.
-        table: name and shape of every weight.
-        batch: batch of the last update.
+    Without a folder of incidents, nothing is saved.
     """
     reason = f"{reason}, also after {MAX_ROLLBACKS} rollbacks to the last good state"
     if folder is None:

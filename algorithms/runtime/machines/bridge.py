@@ -12,15 +12,7 @@ from appo.algorithms.runtime.machines.packets import PackedSlot, decode
 from appo.algorithms.runtime.machines.packing import BadPacket, SlotPacking
 from appo.algorithms.runtime.memory.ownership import handed_over, take_back
 from appo.algorithms.runtime.memory.weights import WeightRing, barrier
-from appo.algorithms.runtime.messages import (
-    Address,
-    Begin,
-    Message,
-    SlotReleased,
-    Stop,
-    TrajectoryReady,
-    WorkerReport,
-)
+from appo.algorithms.runtime.messages import Address, Begin, Message, SlotReleased, Stop, TrajectoryReady, WorkerReport
 from appo.algorithms.runtime.sampling.env_group import NOTED
 from appo.utils.logging import take_raised
 from appo.utils.timing import COPYING, FRAMEWORK, clock
@@ -101,13 +93,7 @@ class BridgeWorker:
         ring: weights of the learner; the newest version bounds the versions of steps.
     """
 
-    def __init__(
-        self,
-        plan: BridgePlan,
-        packing: SlotPacking,
-        wire: Wire,
-        ring: WeightRing,
-    ) -> None:
+    def __init__(self, plan: BridgePlan, packing: SlotPacking, wire: Wire, ring: WeightRing) -> None:
         self.plan, self.packing, self.wire, self.ring = plan, packing, wire, ring
         slots, groups = plan.slots, plan.groups
         self.trajectories = packing.trajectories
@@ -193,8 +179,7 @@ class BridgeWorker:
         self.totals["sent"] += 1
         taker = 0 if self._draw is None else int(self._draw.integers(self.plan.num_takers))
         followed, here, hand_over = self._copies.get((machine, packed.continues), (-1, -1, 0))
-        goes_on = followed == packed.follows
-        t.continues[slot], t.follows[slot] = (here, hand_over) if goes_on else (-1, 0)
+        t.continues[slot], t.follows[slot] = (here, hand_over) if followed == packed.follows else (-1, 0)
         t.taker[slot] = taker
         t.sequence[slot] += 1
         self._copies[machine, packed.slot] = packed.sequence, slot, int(t.sequence[slot])

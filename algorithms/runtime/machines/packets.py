@@ -114,8 +114,7 @@ def _episodes(plain: Mapping[str, Any]) -> EpisodesDone:
     policy = np.array(plain["policy"], np.int32)
     returns, length = np.array(plain["episode_return"], np.float64), np.array(plain["length"], np.int64)
     exploring = None if plain["exploring"] is None else np.array(plain["exploring"], np.bool_)
-    shapes = {array.shape for array in (policy, returns, length, exploring) if array is not None}
-    if shapes != {(len(policy),)}:
+    if {array.shape for array in (policy, returns, length, exploring) if array is not None} != {(len(policy),)}:
         raise ValueError
     stats = tuple(
         (_natural(owner), {str(name): float(value) for name, value in values.items()})

@@ -25,7 +25,6 @@ class SlotPacking:
     Args:
         trajectories: shared arrays of the slots.
         action: parts of an action, for the check of choices.
-        num_policies: number of policies in the run.
         compression: `lz4` or `off`.
 
     Attributes:
@@ -33,15 +32,13 @@ class SlotPacking:
         layout: names, shapes and types of the fields as text, equal on head and machines.
     """
 
-    def __init__(
-        self, trajectories: Trajectories, action: ActionSpec, num_policies: int = 1, compression: str = "off"
-    ) -> None:
+    def __init__(self, trajectories: Trajectories, action: ActionSpec, compression: str = "off") -> None:
         t = trajectories
         named = {f"obs.{key}": array for key, array in sorted(t.obs.items())}
         named |= {name: getattr(t, name) for name in OF_STEPS}
         named |= {f"recorded.{name}": array for name, array in sorted(t.recorded.items())}
         named |= {name: getattr(t, name) for name in AFTER}
-        self.trajectories, self.action, self.num_policies = t, action, num_policies
+        self.trajectories, self.action = t, action
         self.fields = {name: array for name, array in named.items() if array.size}
         self.layout = json.dumps([(name, a.shape[1:], a.dtype.name) for name, a in self.fields.items()])
         self._places: dict[str, slice] = {}
@@ -92,7 +89,7 @@ class SlotPacking:
         t = self.trajectories
         valid = t.valid[slot]
         limits: list[tuple[str, Array, float, float]] = [
-            ("policy_id", t.policy_id[slot], 0, self.num_policies - 1),
+            ("policy_id", t.policy_id[slot], 0, 0),  # machines are for one policy
             ("num_frames", t.num_frames[slot][valid], 0, 2**20),
             ("policy_version", t.policy_version[slot][valid], 1, version),
         ]

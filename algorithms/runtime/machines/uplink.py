@@ -50,11 +50,7 @@ class Reports:
         with self._lock:
             sums = {n: sum(t.get(n, 0) for t in self._totals.values()) for n in ("episodes", "rebuilds")}
             packet = Packet(
-                slots,
-                tuple(self._episodes),
-                {**sums, "restarts": self._restarts},
-                tuple(self._warnings),
-                self.failure,
+                slots, tuple(self._episodes), {**sums, "restarts": self._restarts}, tuple(self._warnings), self.failure
             )
             self._episodes.clear()
             self._warnings = []

@@ -28,10 +28,6 @@ OF_MAIN = ("progress", "best")
 def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
     """Return the checked values of a state.json.
 
-    Args:
-        text: contents of the file.
-        numbers: names of required values of the learner.
-
     Raises:
         CheckpointError: no JSON, or a value of the wrong kind.
     """

@@ -118,6 +118,11 @@ class Trajectories(SharedArrays):
     group_counts: Array = dims("G C", np.int64)  # totals of a group, continued by a replacement actor
     learner_counts: Array = dims("P C", np.int64)  # totals of a learner
 
+    def valid_of(self, slot: int, policy: int | None) -> Array:
+        """Return the valid steps of a policy in a slot, [T, R]; None: of all policies."""
+        valid: Array = self.valid[slot]
+        return valid if policy is None else valid & (self.policy_id[slot, : len(valid)] == policy)
+
 
 @dataclass(frozen=True)
 class FinalObservations(SharedArrays):

@@ -7,8 +7,7 @@ from appo.algorithms.runtime.topology import Topology
 class Units:
     """A count of work done in one place of an algorithm's own processes, as proof of progress.
 
-    Args:
-        place: index of the worker in `Topology.workers_apart`.
+    The place is the index of the worker in `Topology.workers_apart`.
     """
 
     def __init__(self, arena: Arena, place: int) -> None:

@@ -39,12 +39,7 @@ class Title(NamedTuple):
 
 
 class PlainLines:
-    """A few lines in the log every few seconds.
-
-    Args:
-        interval_seconds: time between reports.
-        first_seconds: time from the start of training to the first report.
-    """
+    """A few lines in the log every few seconds."""
 
     def __init__(self, interval_seconds: float, first_seconds: float = 2.0) -> None:
         self._interval_seconds, self._first_seconds = interval_seconds, first_seconds
@@ -76,14 +71,7 @@ class JsonReports(PlainLines):
 
 
 class LivePanel:
-    """A panel at the bottom of the terminal; plain lines in a small terminal, and after any error.
-
-    Args:
-        open_screen: function that opens the screen for the first frame.
-        title: title of the run, whose earlier returns are shown too.
-        colour: whether to use colours.
-        otherwise: display while no panel can be drawn.
-    """
+    """A panel at the bottom of the terminal; plain lines in a small terminal, and after any error."""
 
     def __init__(self, open_screen: Callable[[], Screen], title: Title, colour: bool, otherwise: PlainLines) -> None:
         self._open_screen = open_screen
@@ -167,11 +155,7 @@ def wants_colour(environment: Mapping[str, str]) -> bool:
 
 
 def aim_of(budget: Mapping[str, Any]) -> str:
-    """Return the end of a run in words.
-
-    Args:
-        budget: budget of the run, as in status.json.
-    """
+    """Return the end of a run in words, from the budget of status.json."""
     limits = {name: budget.get(name) for name in (*ENDLESS, "episode_return")}
     parts = []
     if (seconds := limits["seconds"]) is not None and seconds < ENDLESS["seconds"]:

@@ -102,11 +102,7 @@ TRACED = ("policy", "elapsed_seconds", RETURN)
 
 
 class ReturnTraces:
-    """The mean return of every policy over time.
-
-    Args:
-        records: first records, from metrics.jsonl.
-    """
+    """The mean return of every policy over time."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._traces: dict[object, Trace] = {}

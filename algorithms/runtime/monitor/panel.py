@@ -130,11 +130,7 @@ def _rate(overview: Overview, name: str) -> float | None:
 def render(drawn: RenderableType, columns: int, *, colour: bool, terminal: bool = True) -> list[str]:
     """Return the lines of a drawing.
 
-    Args:
-        drawn: result of `draw`.
-        columns: width of the drawing.
-        colour: whether to use colours, beside bold and dim.
-        terminal: whether to use escape sequences at all.
+    Without `terminal`, no escape sequences; without `colour`, only bold and dim ones.
     """
     console = Console(
         file=io.StringIO(),

@@ -185,13 +185,7 @@ class Performance:
 
 
 def performance(windows: Iterable[WorkWindow], machine: Machine, discarded: float = 0.0) -> Performance | None:
-    """Return the performance; None before the first environment or learner step.
-
-    Args:
-        windows: windows of all processes.
-        machine: machine of the run.
-        discarded: share of samples that learners found too old.
-    """
+    """Return the performance; None before the first environment or learner step."""
     seen = [window for window in windows if window.length > 0]
     collected = sum(w.collected / w.length for w in seen)
     trained = sum(w.trained / w.length for w in seen)

@@ -25,10 +25,6 @@ class Names:
     """Names of reported figures: the first names, up to a limit, are accepted; figures of later names are dropped.
 
     An accepted name stays in memory and in every record until the end: a name per episode would fill both.
-
-    Args:
-        most: largest number of names.
-        of_what: kind of figures, for the warning.
     """
 
     def __init__(self, most: int = MOST_NAMES, of_what: str = "statistics of environments (--max_stats_names)") -> None:
@@ -64,12 +60,6 @@ def elapsed_before(resumed: Sequence[Mapping[str, Any]]) -> float:
 
 class PolicyProgress:
     """Counters and statistics of one policy.
-
-    Args:
-        stats_avg: number of averaged episodes.
-        frozen: whether the policy plays and never learns.
-        names: accepted names of environments' statistics.
-        figures: accepted names of learners' figures.
 
     Attributes:
         totals: totals of the learner, see `LearnerReport`.

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from appo.algorithms.runtime.disk import DiskThread
+from appo.utils.directories import closing
 from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
 
 STATUS_SECONDS = 2.0
@@ -66,13 +67,10 @@ def _write_status(path: Path, status: Mapping[str, object], *, durable: bool) ->
 
 def _write_in_place(path: Path, status: Mapping[str, object]) -> None:
     """Overwrite the bytes of the existing file, as far as the status fits: a full disk takes no new file."""
-    descriptor = update_own(path)
-    try:
+    with closing(update_own(path)) as descriptor:
         room = os.fstat(descriptor).st_size
         short = {name: status[name] for name in SHORT if name in status}
         texts = (json.dumps(one, allow_nan=False).encode() for one in (status, short))
         if text := next((text for text in texts if len(text) < room), None):
             os.pwrite(descriptor, text.ljust(room - 1) + b"\n", 0)
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

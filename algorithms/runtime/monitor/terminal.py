@@ -21,9 +21,6 @@ CLOSING_SECONDS = 1.0
 class Screen:
     """Shows frames at the bottom of a terminal; while open, stdout, stderr and logs print above the frame.
 
-    Args:
-        descriptor: file descriptor of the terminal.
-
     Raises:
         OSError: the terminal cannot be opened for writing.
     """

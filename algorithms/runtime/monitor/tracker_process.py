@@ -23,11 +23,7 @@ HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
 class WandbClient:
-    """A run at Weights & Biases, or at Trackio, whose package has the API of wandb.
-
-    Args:
-        settings: arguments of the package's `init`.
-    """
+    """A run at Weights & Biases, or at Trackio, whose package has the API of wandb."""
 
     def __init__(self, package: str, settings: Mapping[str, Any]) -> None:
         self._run = importlib.import_module(package).init(**settings)
@@ -138,8 +134,7 @@ def _main() -> None:
         client.finish()
     except Exception as error:  # packages raise errors of any class
         traceback.print_exc()
-        message = next(iter(str(error).splitlines()), "")
-        sys.stderr.write(f"{FAULT}{type(error).__name__}: {message}\n")
+        sys.stderr.write(f"{FAULT}{type(error).__name__}: {next(iter(str(error).splitlines()), '')}\n")
         sys.exit(1 if sent else NOTHING_SENT)
 
 

@@ -34,12 +34,6 @@ FAULT_BYTES = 1 << 16  # at the end of the log, searched for the line of the fai
 class Tracker:
     """Main's end of a tracker.
 
-    Args:
-        name: key of the tracker in `TRACKERS`.
-        settings: settings of the run, made by `TrackerKind.settings`.
-        log_path: log with the output of the process.
-        janitor: janitor, which ends the process if main is killed.
-
     Attributes:
         pid: pid of the process, which leads a process group.
         dropped: number of records that were not sent.

@@ -25,10 +25,6 @@ class Upkeep:
 
     A thread, because main is busy while processes start, and a program that trains in steps may pause for an hour. The
     thread is a daemon, because a hung disk may block it for ever.
-
-    Args:
-        lock: lock of the run, held by main.
-        max_log_bytes: largest size of a log.
     """
 
     def __init__(self, folder: RunFolder, lock: RunLock, max_log_bytes: int) -> None:

@@ -24,13 +24,7 @@ WAIT_SECONDS = 0.1  # for a command, while main has nothing else to do
 
 
 class CommandBeside:
-    """A command in a process group of its own. The janitor kills the group if main is killed.
-
-    Args:
-        words: words of the command line after `appo`.
-        output: file for the standard output.
-        errors: file for the standard error.
-    """
+    """A command, by words after `appo`, in a process group of its own, which the janitor kills if main is killed."""
 
     def __init__(self, words: Sequence[str], janitor: Janitor, output: BinaryIO, errors: BinaryIO) -> None:
         self._name, self._janitor = words[0], janitor
@@ -62,12 +56,7 @@ class CommandBeside:
 
 
 class RestartedCommand:
-    """A command that runs while entered. `look` restarts the command after an exit.
-
-    Args:
-        words: words of the command line after `appo`.
-        log_path: log file of the command.
-    """
+    """A command, by words after `appo`, that runs while entered. `look` restarts the command after an exit."""
 
     def __init__(self, words: Sequence[str], log_path: Path, janitor: Janitor) -> None:
         self.words, self.log_path, self.janitor = words, log_path, janitor

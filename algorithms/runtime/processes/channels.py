@@ -264,13 +264,7 @@ class Postbox:
 
 
 class Channels:
-    """The messages of one process.
-
-    Args:
-        arena: shared memory with the mailboxes.
-        pipe: pipe to and from main.
-        heartbeat: heartbeat of the process, which receives the queue in use.
-    """
+    """The messages of one process."""
 
     def __init__(self, links: ProcessLinks, arena: Arena, pipe: Connection, heartbeat: Heartbeat) -> None:
         self.topology, self.links, self.pipe, self.heartbeat = links.topology, links, pipe, heartbeat

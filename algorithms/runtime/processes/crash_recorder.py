@@ -34,11 +34,7 @@ def memory_of(arena: Arena, group: int) -> JournalMemory:
 
 
 class CrashRecorder:
-    """Writes incidents from the journals, in main.
-
-    Args:
-        arena: shared memory with the journals.
-    """
+    """Writes incidents from the journals, in main."""
 
     def __init__(self, topology: Topology, arena: Arena, incidents: Path, flags: Mapping[str, object]) -> None:
         self.topology, self.arena, self.incidents, self.flags = topology, arena, incidents, flags

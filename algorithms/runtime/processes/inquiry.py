@@ -104,10 +104,6 @@ class Inquiry:
     def answer(self, timeout_seconds: float, about: str = "environment") -> object:
         """Return the next answer of the process.
 
-        Args:
-            timeout_seconds: longest time to wait.
-            about: subject of the inquiry, for messages: environment or network.
-
         Raises:
             EnvironmentFailure: the process died or took too long; `WorkerError` for a network.
             Interrupted: a signal arrived.

@@ -178,8 +178,7 @@ class Processes:
         now = time.monotonic()
         for role in sorted(ROLES.values(), key=lambda role: role.stop_share):
             names = [name for name, seat in self.supervisor.seats.items() if seat.plan.role is role]
-            for _, message in self.supervisor.stop(names, now + role.stop_share * (deadline - now)):
-                yield message
+            yield from self.supervisor.stop(names, now + role.stop_share * (deadline - now))
         yield from self.stalls.progress.actor_reports()  # includes killed actors and due restarts
 
     def close(self) -> None:

@@ -50,8 +50,7 @@ class Progress:
     def actor_reports(self) -> Iterator[WorkerReport]:
         """Yield the report of every actor and of the bridge, with or without a living process."""
         for filler in self.topology.fillers:
-            totals = dict(zip(NOTED, self._noted(filler.index).tolist(), strict=True))
-            yield WorkerReport(str(filler), totals)
+            yield WorkerReport(str(filler), dict(zip(NOTED, self._noted(filler.index).tolist(), strict=True)))
 
     def trained(self) -> int:
         """Return the sum of samples and uses of samples of all learners; one of both grows while learners work."""

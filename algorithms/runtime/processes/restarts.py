@@ -79,11 +79,6 @@ class SeatHistory:
 
         A process that fails by itself soon after every start has a bug that the user must see, however much work is
         done in between. A killed process, for example when memory is short, restarts as long as work is done.
-
-        Args:
-            death: latest death.
-            worked: whether the process did a unit of work.
-            lived_seconds: time from the start to the death.
         """
         if death.collateral:
             return SERVER_SECONDS

@@ -97,12 +97,7 @@ class Stall:
 
 
 class StallWatch:
-    """Checks a run for stalls.
-
-    Args:
-        grows: function that returns the growing number.
-        patience_seconds: shortest stall that ends a run.
-    """
+    """Checks a run for stalls."""
 
     def __init__(
         self, progress: Progress, grows: Callable[[], int], patience_seconds: float = PATIENCE_SECONDS

@@ -161,12 +161,7 @@ class SharedMemory:
         self._turns: dict[tuple[str, int], tuple[int, int]] = {}  # name, inode -> looks left to skip, and next number
 
     def look(self, table: dict[int, Process], ours: set[int]) -> None:
-        """Record the owners of new names, and remove names whose owners have all died.
-
-        Args:
-            table: living processes by pid.
-            ours: pids of processes of the run.
-        """
+        """Record the owners of new names, and remove names whose owners have all died."""
         names = dict(_names())
         self._owners = {n: known for n, known in self._owners.items() if n in names and names[n][0] == known[0]}
         self._turns = {key: turn for key, turn in self._turns.items() if key[0] in names and names[key[0]][0] == key[1]}
@@ -221,6 +216,5 @@ def _names() -> Iterator[tuple[str, tuple[int, float]]]:
 
 def mapped_by(pid: int) -> set[str]:
     """Return the names in /dev/shm that a process has mapped."""
-    lines = _read(pid, "maps").decode(errors="replace").splitlines()
-    named = (line for line in lines if "(deleted)" not in line)
+    named = (line for line in _read(pid, "maps").decode(errors="replace").splitlines() if "(deleted)" not in line)
     return {name for _, found, name in (line.partition(SHARED_MEMORY) for line in named) if found}

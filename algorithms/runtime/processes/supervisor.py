@@ -209,7 +209,7 @@ class Supervisor:
         """Return the heartbeats of all living processes, without pauses of the machine or of main."""
         return {name: seat.heartbeat.read().not_before(self._resumed) for name, seat in self.seats.items()}
 
-    def stop(self, names: list[str], deadline: float) -> Iterator[tuple[str, Message]]:
+    def stop(self, names: list[str], deadline: float) -> Iterator[Message]:
         """Send `Stop` to processes; yield the last messages until all have ended or until monotonic `deadline`."""
         for name in names:
             self.send(name, Stop())
@@ -221,8 +221,7 @@ class Supervisor:
             ready = set(multiprocessing.connection.wait([*pipes, *sentinels], min(left, 0.1)))
             for name, seat in seats.items():
                 seat.postbox.flush()
-                for message in seat.postbox.take():
-                    yield name, message
+                yield from seat.postbox.take()
                 if seat.process.sentinel in ready:  # ended before the messages were read
                     del running[name]
 
@@ -328,5 +327,4 @@ def _are_stuck(ends: Sequence[Seat | None], seconds: float) -> bool:
 
 def _other_end(seat: Seat, peer: int, topology: Topology) -> str:
     """Return the process at the far end of a queue; one end is a learner, the other end owns slots."""
-    fills = seat.plan.workers[0].facts.fills_slots
-    return str(Address(LEARNER.name, peer) if fills else topology.fillers[peer])
+    return str(Address(LEARNER.name, peer) if seat.plan.workers[0].facts.fills_slots else topology.fillers[peer])

@@ -105,11 +105,6 @@ def only_policy(plan: GroupPlan, envs: GroupEnv, random: np.random.Generator) ->
 class EnvGroup:
     """Steps the environments of one group, and tracks their slot and step.
 
-    Args:
-        envs: environments of the group.
-        seeds: seeds of the environments and of the draw of policies.
-        make_matchmaker: maker of the matchmaker, with several policies.
-
     Attributes:
         hooks: callbacks for the group; None without callbacks.
         tap: copier of slots for a dataset; None without a dataset.

@@ -13,10 +13,6 @@ from appo.envs.spec import EpisodeStats, StepRow
 class SoftHorizon:
     """Ends episodes after a number of steps of an agent, in the statistics alone.
 
-    Args:
-        steps: length of an episode.
-        num_rows: number of rows, R.
-
     Attributes:
         ends: rows [R] whose episode ends with the step counted last, while the environment continues.
     """

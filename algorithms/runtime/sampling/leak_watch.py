@@ -13,18 +13,13 @@ SHARE_OF_LIMIT, SHARE_OF_LIFE = 1 / 8, 1 / 4
 
 
 class LeakWatch:
-    """Compares the memory of a process with the memory at the first look.
+    """Compares the memory of a process, child processes included, with the memory at the first look.
 
     An environment that loads something late grows once; a replacement would grow again. A process beyond the limit is
     therefore observed for a quarter of its life so far. Growth by an eighth of the limit meanwhile is a leak. Otherwise
     the growth counts as a warm-up, and later growth is measured from there. A leak may grow in steps that large. The
     first life may therefore warm up once, and each later life once more, with an observation longer by the same factor,
     up to eight times. Environments that warm up in several steps, or slowly, are replaced more and more rarely.
-
-    Args:
-        most_bytes: allowed growth, child processes included.
-        flag: flag named in the message.
-        lives_before: number of earlier processes in this place.
     """
 
     def __init__(self, most_bytes: int, flag: str, lives_before: int = 0) -> None:

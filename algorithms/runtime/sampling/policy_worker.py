@@ -120,13 +120,7 @@ class Chance(NamedTuple):
 
 
 class PolicyWorker:
-    """Acts for one policy in its groups, and keeps their live recurrent state.
-
-    Args:
-        address: address of this worker; the index is the policy.
-        engine: engine of the forward passes.
-        ring: ring of the weights published by the learner.
-    """
+    """Acts for one policy in its groups, and keeps their live recurrent state."""
 
     def __init__(
         self,

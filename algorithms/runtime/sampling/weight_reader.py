@@ -21,9 +21,6 @@ class WeightReader:
 
     Damaged weights are never used: the model keeps its version until a later version arrives whole.
 
-    Args:
-        ring: ring of published weights.
-
     Attributes:
         version: version of the weights in the model; 0 before the first.
     """

@@ -22,15 +22,7 @@ Read = TypeVar("Read")
 
 
 class ComparedRun(NamedTuple):
-    """A run to be compared.
-
-    Attributes:
-        name: name on the command line.
-        flags: flags of the last start.
-        curve: mean return.
-        state: finished, crashed, ...
-        last_return: mean return of the last episodes.
-    """
+    """A run to be compared."""
 
     name: str
     flags: Mapping[str, object]

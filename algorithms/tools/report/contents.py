@@ -153,11 +153,7 @@ def _events(directory: Path) -> list[Event]:
 
 
 class Films:
-    """Reads videos of evaluations up to the size limit of a page.
-
-    Attributes:
-        left_out: number of videos that did not fit.
-    """
+    """Reads videos of evaluations up to the size limit of a page."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._count = most_bytes, 0

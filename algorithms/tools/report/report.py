@@ -147,8 +147,7 @@ def _heading(runs: Sequence[ReportedRun]) -> str:
 
 def _summary(runs: Sequence[ReportedRun], drawn: Mapping[str, Any]) -> str:
     head = ("run", "state", "env steps", "time", "env steps/s", "best return", "last return", "of the limit")
-    colours = [one["colour"] for one in drawn["series"]] if len(runs) > 1 else [0]
-    rows = map(_summary_row, runs, colours)
+    rows = map(_summary_row, runs, [one["colour"] for one in drawn["series"]] if len(runs) > 1 else [0])
     return _table(head, rows, ("", "", *["number"] * 6)).replace('class="scroll"', 'class="scroll wide"', 1)
 
 

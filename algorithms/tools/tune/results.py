@@ -20,16 +20,7 @@ SHOWN_TRIALS, WIDTH = 10, 115  # of the table on the terminal
 
 
 class Results(NamedTuple):
-    """Everything that a study has found.
-
-    Attributes:
-        flags: flags of the winner.
-        records: trials.
-        changes: values of each trial that differ from the preset, by number.
-        winner: best trial.
-        confirmed: runs of the winner with new seeds, by seed.
-        importances: share of each flag in the differences of scores.
-    """
+    """Everything that a study has found; `changes` has the values of trials that differ from the preset, by number."""
 
     flags: Mapping[str, object]
     records: Sequence[Record]

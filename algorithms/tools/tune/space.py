@@ -87,12 +87,7 @@ def _parameter(flag: Flag, asked: object) -> Range | tuple[object, ...]:
 
 
 def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
-    """Return the space around a preset, as the mapping of a file.
-
-    Args:
-        config: flags of the preset, all decided.
-        fixed: flags of the user, which all trials share.
-    """
+    """Return the space around a preset, as the mapping of a file; all trials share the user's `fixed` flags."""
     algorithm, images, flat = config.algorithm, config.reads_images, config.to_flat()
     features = {"images": images, "vectors": not images, "memory": config.model.use_rnn, "actors": True}
     features |= {"critic": algorithm.values == "critic", "returns": algorithm.learns_from_rewards}
@@ -135,11 +130,7 @@ def differences(values: Mapping[str, object], preset: Mapping[str, object]) -> d
 def values_of(words: Mapping[str, object], space: Space, preset: Config, most_samples: float) -> dict[str, object]:
     """Return the flags of a trial: readable numbers, and batches that the algorithm and the budget allow.
 
-    Args:
-        words: parameters, see `words_of_preset`.
-        space: search space.
-        preset: flags of the preset.
-        most_samples: samples of a run; inf: the budget is a time.
+    `most_samples` limits the samples of a run; inf: the budget is a time.
 
     Raises:
         UsageError: a parameter is none of the space.

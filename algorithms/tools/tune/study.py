@@ -91,14 +91,7 @@ def is_hopeless(curve: Mapping[int, float], step: int, others: Sequence[Mapping[
 
 
 class Study:
-    """Trials with their state on disk. The caller holds the lock of the folder.
-
-    Args:
-        folder: folder of the study.
-        space: search space.
-        seeds: seeds of a trial.
-        first: parameters of trial 0.
-    """
+    """Trials with their state on disk, trial 0 with the `first` parameters. The caller holds the lock of the folder."""
 
     def __init__(self, folder: Path, space: Space, seeds: Sequence[int], first: Mapping[str, object]) -> None:
         self._optuna: Any = importlib.import_module("optuna")
@@ -123,8 +116,7 @@ class Study:
 
     def records(self) -> list[Record]:
         """Return all trials that have begun."""
-        trials = self._study.get_trials(deepcopy=False)
-        return [_record(trial) for trial in trials if trial.state.name != "WAITING"]
+        return [_record(trial) for trial in self._study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
 
     def next(self, most: float) -> Job | None:
         """Return the next run; None if no run waits and the study has `most` trials."""

@@ -20,11 +20,6 @@ NUM_SEEDS = 1 << 30  # the seed of an environment is the sum of the pool's seed 
 class PoolVector(VectorEnv[Any, Any, Any]):
     """A pool whose environments are all stepped together. Of all infos only an action mask is passed on.
 
-    Args:
-        task: name of the environment.
-        num_envs: number of environments in the pool.
-        kwargs: arguments of the environment.
-
     Attributes:
         frames_per_step: frame skip of games with a count of frames; 1 for others.
 
@@ -80,11 +75,6 @@ class PoolVector(VectorEnv[Any, Any, Any]):
 
 class PoolEnv(gymnasium.Env[Any, Any]):
     """A pool of one environment.
-
-    Args:
-        task: name of the environment.
-        render_mode: rgb_array, or None: no pictures.
-        kwargs: arguments of the environment.
 
     Raises:
         UsageError: the environment has no such render mode.

@@ -248,10 +248,9 @@ def test_prune_keeps_the_newest_and_does_not_count_the_damaged(tmp_path):
         save_step(tmp_path, step)
     (tmp_path / checkpoint_name(6) / "state.json").unlink()
     (tmp_path / checkpoint_name(4) / MANIFEST).write_bytes(b"{")
-    removed = prune(tmp_path, 2)
-    assert [path.name for path in removed] == [checkpoint_name(2), checkpoint_name(1)]
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [checkpoint_name(step) for step in (3, 4, 5, 6)]
-    assert prune(tmp_path, 2) == []
+    for _ in range(2):  # the second time, nothing is left to remove
+        prune(tmp_path, 2)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == [checkpoint_name(step) for step in (3, 4, 5, 6)]
     with pytest.raises(ValueError, match="at least 1"):
         prune(tmp_path, 0)
 
@@ -265,17 +264,14 @@ def test_saving_after_a_fall_back_is_not_undone_by_prune(tmp_path):
         model.write_bytes(b"x" + model.read_bytes()[1:])  # visible to the hash only
     found = newest(tmp_path)
     assert found is not None
-    moved = quarantine(tmp_path, found.damaged)
-    assert [path.relative_to(tmp_path).as_posix() for path in moved] == [
-        f"corrupt/{checkpoint_name(step)}" for step in (40, 30, 20)
-    ]
+    quarantine(tmp_path, found.damaged)
+    assert sorted(os.listdir(tmp_path / "corrupt")) == [checkpoint_name(step) for step in (20, 30, 40)]
     for step in (2, 3, 4):
         save_step(tmp_path, step)
         prune(tmp_path, 3)
     assert sorted(entry.name for entry in tmp_path.glob("ckpt_*")) == [checkpoint_name(step) for step in (2, 3, 4)]
     save_step(tmp_path, 40)
-    again = quarantine(tmp_path, (Damaged(tmp_path / checkpoint_name(40), "again"),))
-    assert again[0].parent.name == "corrupt"
+    quarantine(tmp_path, (Damaged(tmp_path / checkpoint_name(40), "again"),))
     assert len(list((tmp_path / "corrupt").iterdir())) == 4
 
 

@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from appo.algorithms.playing.episodes import step_row
 from appo.envs.config import EnvConfig
 from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
-from appo.envs.spec import GroupEnv, ObservationSpec
+from appo.envs.spec import GroupEnv, ObservationSpec, step_row
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from appo.algorithms.appo.config import PANEL
+from appo.algorithms.parts.config import SURROGATE_PANEL
 from appo.algorithms.runtime.monitor.curves import Trace
 from appo.algorithms.runtime.monitor.overview import Overview
 from appo.algorithms.runtime.monitor.panel import Snapshot, chart, draw, render
@@ -59,7 +59,13 @@ def trace(count: int = 40) -> Trace:
 
 def snapshot(**changed: Any) -> Snapshot:
     return Snapshot(
-        "CartPole-v1_3", "CartPole-v1", "training", "10M env steps", replace(OVERVIEW, **changed), trace(), PANEL
+        "CartPole-v1_3",
+        "CartPole-v1",
+        "training",
+        "10M env steps",
+        replace(OVERVIEW, **changed),
+        trace(),
+        SURROGATE_PANEL,
     )
 
 
