@@ -28,18 +28,19 @@ class CapturedUpdate:
     `CapturedUpdate`.
 
     Args:
-        update: function that trains on a minibatch [T, B] in place, and returns value targets [T, B].
+        update: function that trains on a minibatch [T, B] in place, and returns a tensor of the shape [T, B].
         device: device that captures the update.
+        generator: generator used in `update` beside the default one.
     """
 
-    def __init__(self, update: Update, device: Device) -> None:
-        self._update, self._device = update, device
+    def __init__(self, update: Update, device: Device, generator: torch.Generator | None = None) -> None:
+        self._update, self._device, self._generator = update, device, generator
         self._steps: dict[tuple[int, ...], _Step] = {}
         self._seen: dict[tuple[int, ...], int] = {}
         self._capturable = True
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on the minibatch; return value targets [T, B] in new memory."""
+        """Train on the minibatch; return the result of `update`, [T, B], in new memory."""
         shape = tuple(batch.valid.shape)
         if shape not in self._steps and self._capturable:
             self._seen[shape] = self._seen.get(shape, 0) + 1
@@ -48,7 +49,7 @@ class CapturedUpdate:
                     with self._device.strict():
                         return self._update(batch)
                 if self._seen[shape] > WARM_UPS:
-                    self._steps[shape] = _Step(self._update, batch, self._device)
+                    self._steps[shape] = _Step(self._update, batch, self._device, self._generator)
             except RuntimeError as error:
                 self._capturable = False
                 log.warning("the optimizer step cannot be captured and runs as it is: %s", error)
@@ -59,17 +60,17 @@ class CapturedUpdate:
 class _Step:
     """A captured update, with the batch that the graph reads."""
 
-    def __init__(self, update: Update, batch: Batch, device: Device) -> None:
+    def __init__(self, update: Update, batch: Batch, device: Device, generator: torch.Generator | None) -> None:
         self.inputs = batch.copy()
-        self.target = torch.empty_like(batch.reward)
+        self.result = torch.empty_like(batch.reward)
 
         def run() -> None:
-            self.target.copy_(update(self.inputs))
+            self.result.copy_(update(self.inputs))
 
-        self.run = device.capture(run)
+        self.run = device.capture(run, generator)
 
     def __call__(self, batch: Batch) -> Tensor:
         for mine, theirs in zip(self.inputs.tensors(), batch.tensors(), strict=True):
             mine.copy_(theirs)
         self.run()
-        return self.target.clone()
+        return self.result.clone()

@@ -23,7 +23,8 @@ class OwnNetwork:
     def __init__(self, name: str, module: nn.Module, config: OptimizerConfig, rate: str) -> None:
         self.name, self.flat = name, FlatModule(module)
         self.optimizer = adam_of(self.flat, config, rate)
-        self._norm_sum, self._num_norms = torch.zeros_like(self.optimizer.learning_rate), 0
+        self._no_kl = torch.zeros_like(self.optimizer.learning_rate)
+        self._norms = self._no_kl.new_zeros(2)  # sum and number; a captured step counts on the device
 
     def descend(self, loss: Tensor, learnable: Tensor) -> None:
         """Make one step down a scalar loss with gradient; without a true value in `learnable` the step is skipped."""
@@ -34,9 +35,8 @@ class OwnNetwork:
     def step(self, learnable: Tensor) -> None:
         """Apply the gradient in `optimizer.gradient`; if the scalar bool `learnable` is false, the step is skipped."""
         self.optimizer.note_rate()
-        norm, _ = self.optimizer.step(learnable, torch.zeros_like(self._norm_sum))
-        self._norm_sum += norm
-        self._num_norms += 1
+        norm, _ = self.optimizer.step(learnable, self._no_kl)
+        self._norms += torch.stack((norm, torch.ones_like(norm)))
 
     def state(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield name and tensor of every part of the state, and whether `--init_from` copies the part."""
@@ -49,9 +49,8 @@ class OwnNetwork:
 
     def metrics(self) -> dict[str, float]:
         """Return the mean norm of the gradient since the last call, and the rate in use; {} without a step."""
-        if not self._num_norms:
+        total, count = self._norms.tolist()
+        if not count:
             return {}
-        norm = float(self._norm_sum) / self._num_norms
-        self._norm_sum.zero_()
-        self._num_norms = 0
-        return {f"{self.name}_grad_norm": norm, f"{self.name}_learning_rate": self.optimizer.rate_in_use()}
+        self._norms.zero_()
+        return {f"{self.name}_grad_norm": total / count, f"{self.name}_learning_rate": self.optimizer.rate_in_use()}

@@ -81,6 +81,7 @@ Companion = TypeVar("Companion")
 def companion(others: Mapping[Address, Worker], address: Address, role: Role, kind: type[Companion]) -> Companion:
     """Return the worker of a role beside the worker with this address, see `Algorithm.workers`."""
     found = others[replace(address, role=role.name)]
+    found = getattr(found, "worker", found)  # a GPU's workers are each inside a stream
     assert isinstance(found, kind)
     return found
 

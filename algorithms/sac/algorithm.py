@@ -68,9 +68,16 @@ class SAC(ReplayAlgorithm):
         return SACLearner
 
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> SACLearner:
-        """Return a learner of a network, with quick gradients for MLPs."""
+        """Return a learner with the fastest suitable update: captured, written out for MLPs, or plain torch."""
+        from appo.algorithms.parts.captured_update import CapturedUpdate
         from appo.algorithms.sac.quick_gradients import quick_gradients
 
+        if context.buffered:
+
+            def captured(learner: SACLearner) -> CapturedUpdate:
+                return CapturedUpdate(learner.update, device, learner.device_generator)
+
+            return self.learner_class()(flat, context, captured)
         learner = self.learner_class()(flat, context)
         learner.quick = quick_gradients(learner)
         return learner

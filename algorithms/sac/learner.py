@@ -5,7 +5,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -38,7 +38,7 @@ class Temperature(nn.Module):
 class Gradients(Protocol):
     """Sets the gradients of a batch: first of the critics, after their step of the policy. See `SACLearner`."""
 
-    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+    def of_critics(self, batch: Batch, obs: Observations) -> Found:
         """Compute the results of `SACLearner.of_critics`."""
 
     def of_policy(self, batch: Batch, obs: Observations) -> Found:
@@ -51,18 +51,26 @@ class SACLearner(FlatLearner):
     Args:
         flat: network of the policy with all weights in one vector, on the device.
         context: see `FlatLearner`.
+        make_quick_update: function that makes `quick_update`, called again after a change of flags.
 
     Attributes:
         critics: networks of the values, in one module with an Adam.
         targets: slow copies of the critics.
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
+        beta: exponent of the weights of the steps, scalar on the device.
         quick: faster equivalent of `of_critics` and `of_policy`, or None.
+        quick_update: faster equivalent of `update`, or None.
     """
 
     config: SACConfig
     quick: "Gradients | None" = None
 
-    def __init__(self, flat: FlatModule, context: Context) -> None:
+    def __init__(
+        self,
+        flat: FlatModule,
+        context: Context,
+        make_quick_update: "Callable[[SACLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
+    ) -> None:
         super().__init__(flat, context)
         assert isinstance(flat.module, PolicyNetwork)
         self.model, self.parts, device = flat.module, context.spec.action.parts, flat.flat.device
@@ -73,6 +81,15 @@ class SACLearner(FlatLearner):
         self.entropy_weight = None
         if c.learn_temperature:
             self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
+        self.beta = flat.flat.new_zeros(())
+        self._make_quick_update = make_quick_update
+        self.quick_update = make_quick_update(self)
+
+    def configure(self, config: SACConfig) -> None:
+        """Follow new flags; called between two batches."""
+        float(self.beta)  # waits for running steps, which still read captured memory
+        super().configure(config)
+        self.quick_update = self._make_quick_update(self)
 
     @property
     def target_entropy(self) -> float:
@@ -101,18 +118,17 @@ class SACLearner(FlatLearner):
         q = self.targets.module(later, action)
         return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
 
-    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+    def of_critics(self, batch: Batch, obs: Observations) -> Found:
         """Set the gradient of the critics; return the mean absolute errors [B] over the critics, and metrics.
 
         Args:
             batch: see `learn`.
             obs: scaled observations {key} [2B, *] of the steps, then after the n steps.
-            beta: exponent of the weights of the steps.
         """
         now, later = ({key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1))
         target = self.target(batch, later)
         q = self.critics.flat.module(now, squashed(self.parts, batch.action[0]))
-        loss = soft_q.critic_loss(q, target, batch.recorded["weight"][0] ** beta)
+        loss = soft_q.critic_loss(q, target, batch.recorded["weight"][0] ** self.beta)
         self.critics.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         q = q.detach()
@@ -132,17 +148,10 @@ class SACLearner(FlatLearner):
         log_prob = log_prob.detach()
         return log_prob, {LOSS: loss.detach(), "entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
 
-    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
-        """Make one step of critics, policy and temperature; yield errors [1, B], and the flags in use.
-
-        Args:
-            batch: batch of single steps of a `ReplaySource`, on the device of the model.
-            progress: used share of the training budget, in [0, 1]; drives schedules.
-        """
-        c = self.config
-        self.follow(progress)
+    def update(self, batch: Batch) -> Tensor:
+        """Make one step of critics, policy, temperature and targets; return absolute errors [1, B]."""
         obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
-        error, of_critics = (self.quick or self).of_critics(batch, obs, c.beta(progress))
+        error, of_critics = (self.quick or self).of_critics(batch, obs)
         self.critics.step(batch.valid.any() & of_critics["critic_loss"].isfinite())
         log_prob, of_policy = (self.quick or self).of_policy(batch, obs)
         self.step(batch.valid, of_policy | of_critics)
@@ -150,10 +159,22 @@ class SACLearner(FlatLearner):
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
             self.entropy_weight.step(gradient.isfinite())
+        self.targets.flat.lerp_(self.critics.flat.flat, self.config.target_rate)
+        return error.unsqueeze(0)
 
-        self.targets.flat.lerp_(self.critics.flat.flat, c.target_rate)
+    def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
+        """Make one update; yield errors [1, B], and the flags in use.
+
+        Args:
+            batch: batch of single steps of a `ReplaySource`, on the device of the model.
+            progress: used share of the training budget, in [0, 1]; drives schedules.
+        """
+        c = self.config
+        self.follow(progress)
+        self.beta.fill_(c.beta(progress))
+        error = (self.quick_update or self.update)(batch)
         self.statistics.update(batch, [])
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
         if self.updates % c.updates_per_version == 0:
             self.version += 1
-        yield {"priority": error.unsqueeze(0).cpu().numpy(), "flags": c}
+        yield {"priority": error.cpu().numpy(), "flags": c}

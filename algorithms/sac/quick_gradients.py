@@ -42,10 +42,10 @@ class QuickGradients:
         self.learner, self._written = learner, _Written(learner)
         self._checks = [TwinCheck("sac/quick_gradients.py") for _ in range(2)]
 
-    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+    def of_critics(self, batch: Batch, obs: Observations) -> Found:
         """Compute the results of `SACLearner.of_critics`; some steps are compared with torch."""
         gradient = self.learner.critics.optimizer.gradient
-        return self._checked(self._checks[0], gradient, lambda by: by.of_critics(batch, obs, beta))
+        return self._checked(self._checks[0], gradient, lambda by: by.of_critics(batch, obs))
 
     def of_policy(self, batch: Batch, obs: Observations) -> Found:
         """Compute the results of `SACLearner.of_policy`; some steps are compared with torch."""
@@ -74,7 +74,7 @@ class _Written:
         self._networks: dict[int, _Networks] = {}
 
     @torch.inference_mode()
-    def of_critics(self, batch: Batch, obs: Observations, beta: float) -> Found:
+    def of_critics(self, batch: Batch, obs: Observations) -> Found:
         """Compute the results of `SACLearner.of_critics`."""
         learner, count = self.learner, batch.valid.shape[1]
         policy, critics, targets, (inputs, inputs_later) = self._networks_of(count)
@@ -88,7 +88,7 @@ class _Written:
         reward, discount = batch.reward[0], batch.recorded["discount"][0]
         target = soft_q.soft_target(reward, discount, q, later.log_prob, learner.temperature)
         q = torch.cat([critic.forward(inputs) for critic in critics], dim=1).T
-        error, weight = q - target, batch.recorded["weight"][0] ** beta
+        error, weight = q - target, batch.recorded["weight"][0] ** learner.beta
         for critic, gradient in zip(critics, error * (weight / count), strict=True):
             critic.backward(gradient.unsqueeze(1))
         loss = soft_q.critic_loss(q, target, weight)

@@ -57,6 +57,11 @@ def checks(short: bool) -> Iterator[tuple[str, Callable[[Report], str]]]:
     goal = 100 if short else 475
     cartpole: dict[str, object] = {"env": "CartPole-v1", "inference": "central"}
     yield "CartPole is learned", partial(learning, name="cartpole", goal=goal, seconds=60, **cartpole)
+    pendulum: dict[str, object] = {"env": "Pendulum-v1", "algo": "SAC"}
+    yield (
+        "Pendulum is learned by SAC",
+        partial(learning, name="sac", goal=-1000 if short else -250, seconds=90, **pendulum),
+    )
     if short or importlib.util.find_spec("ale_py") is None:
         return
     yield "behaviour is reproduced, Pong", partial(reproduction, name="pong", limit=TF32, **PONG)

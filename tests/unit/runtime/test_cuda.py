@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from appo.algorithms.runtime import cuda
+from appo.algorithms.runtime.algorithm import companion
 from appo.algorithms.runtime.cuda import CudaDevice, OnStream
 from appo.algorithms.runtime.devices import CaptureError
 from appo.algorithms.runtime.memory.arena import Arena, Field
-from appo.algorithms.runtime.messages import Message, SlotReleased, Stop
+from appo.algorithms.runtime.messages import Address, Message, SlotReleased, Stop, Worker
+from appo.algorithms.runtime.roles import LEARNER, POLICY_WORKER
 from appo.utils.errors import ResourceError
 
 
@@ -166,6 +168,12 @@ def test_a_worker_runs_on_its_stream_and_nobody_else_does(driver: Driver) -> Non
     assert list(worker.handle(Stop())) == []
     assert worker.worker.seen == [worker.stream] * 5  # type: ignore[attr-defined]
     assert driver.current == "default"
+
+
+def test_a_worker_on_a_stream_is_found_by_workers_beside_it(driver: Driver) -> None:
+    own = Noting(driver)
+    others: dict[Address, Worker] = {Address(LEARNER.name, 1): CudaDevice().make(lambda: own)}
+    assert companion(others, Address(POLICY_WORKER.name, 1), LEARNER, Noting) is own
 
 
 @pytest.mark.parametrize("code", [712, 2])

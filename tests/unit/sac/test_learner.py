@@ -1,6 +1,6 @@
 """The SAC learner on batches as a replay gives them: updates against float64, counts, targets, its state."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import build_policy_network
+from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.sac.config import METRICS, SACConfig
 from appo.algorithms.sac.learner import SACLearner
 from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from tests.unit.models.cases import SEED, config_of, context_of, env_spec_of
+from tests.unit.runtime.devices import RecordingDevice
 
 NUM_ACTIONS, SIZE = 3, 16
 SPEC = env_spec_of(ActionPart("tanh_gaussian", 2), ActionPart("tanh_gaussian", 1))
@@ -269,3 +271,21 @@ def test_normalized_layers_of_critics_forget_the_scale_of_their_weights() -> Non
             critics.weights[0].mul_(7.0)
             critics.biases[0].mul_(7.0)
         assert torch.allclose(critics(obs, action), before, atol=1e-3) == normalized
+
+
+def test_captured_updates_learn_the_same() -> None:
+    """A graph reads the exponent of the weights at its place, and flags only when captured anew."""
+    device, flags = RecordingDevice(), {"prioritized_replay": True, "learn_temperature": True}
+    plain = learner_of(**flags)
+    captured = SACLearner(learner_of().flat, plain.context, lambda own: CapturedUpdate(own.update, device))
+    captured.restore(plain.state())
+    for step in range(2 * (WARM_UPS + 2)):
+        if step == WARM_UPS + 2:
+            for learner in (plain, captured):
+                learner.configure(replace(learner.config, target_rate=0.5))
+        errors = [learn(learner, batch_of(seed=step), step / 20) for learner in (plain, captured)]
+        assert torch.equal(*errors)
+    assert (len(device.captured), device.replays) == (2, 4)
+    assert captured.metrics() == plain.metrics()
+    for name, vector in plain.state().vectors.items():
+        assert (captured.state().vectors[name] == vector).all(), name
