@@ -111,6 +111,7 @@ class Algorithm(ABC):
             workers that compute with these weights. Actors then act themselves (`local`), in one group with one slot.
         with_ranks: several learners may each train on a part of every batch: the learner has a method `join`, see
             `parts.learner.FlatLearner`, and all of its optimizer steps add up over the learners. Not inherited.
+        smallest_gpu_batch: `--batch_size` from which `--device=auto` takes a GPU for networks without images.
     """
 
     name: ClassVar[str]
@@ -124,6 +125,7 @@ class Algorithm(ABC):
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
     with_ranks: ClassVar[bool] = False
+    smallest_gpu_batch: ClassVar[int] = 1024
 
     @property
     def learns_from_rewards(self) -> bool:

@@ -75,8 +75,8 @@ class RunConfig:
     )
     device: str = flag(
         "auto",
-        "where the networks run; auto = cuda, if there is one, for images and for a --batch_size of 1024 or more, else"
-        " cpu; gpu is accepted as cuda",
+        "where the networks run; auto = cuda, if there is one, for images and for a --batch_size of 1024 or more (SAC:"
+        " 256), else cpu; gpu is accepted as cuda",
         choices=("auto", "cpu", "cuda"),
         synonyms={"gpu": "cuda"},
     )

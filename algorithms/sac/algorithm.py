@@ -30,6 +30,7 @@ class SAC(ReplayAlgorithm):
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
     values: ClassVar[str] = ""
+    smallest_gpu_batch: ClassVar[int] = 256  # with 256x256 a captured update takes a quarter of the time of a core's
 
     def check(self, flags: SACConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and actions that are not numbers squashed between bounds (UsageError)."""

@@ -164,7 +164,7 @@ NO_GPU = """\
 ## On a GPU
 
 The figures above are of processors alone. `python -m benchmarks.gpu_check` measures a GPU;
-[the runtime's page](../algorithms/runtime/README.md#on-a-gpu) has its figures for an H200.
+[the runtime's page](../algorithms/runtime/README.md#on-a-gpu) has its figures for an H200 and an H100.
 """
 
 

@@ -178,6 +178,8 @@ def test_a_gpu_acts_on_images_in_large_requests(monkeypatch: pytest.MonkeyPatch)
     [
         ({}, "cuda"),
         ({"batch_size": 512}, "cpu"),
+        ({"algo": "SAC", "batch_size": 256, "rollout": 1}, "cuda"),
+        ({"algo": "SAC", "batch_size": 128, "rollout": 1}, "cpu"),
         ({"batch_size": 512, "encoder_type": "conv"}, "cuda"),
         ({"batch_size": 512, "device": "cuda"}, "cuda"),
         ({"device": "cpu"}, "cpu"),
