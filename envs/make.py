@@ -455,11 +455,17 @@ def _factory(name: str, attribute: object) -> Factory:
     made_by: Any = attribute
     while isinstance(made_by, functools.partial):
         made_by = made_by.func
+    around = vars(sys.modules.get(str(getattr(made_by, "__module__", "")), object))
     if inspect.isclass(made_by):
         if not issubclass(made_by, _env_classes()):
             bases = "gymnasium.Env or VectorEnv, or pettingzoo.ParallelEnv or AECEnv"
             raise UsageError(f"{name} is no class of environments: it must be derived from {bases}")
-    elif not _knows_environments(sys.modules.get(str(getattr(made_by, "__module__", "")))):
+    elif not any(
+        issubclass(value, _env_classes())
+        if inspect.isclass(value)
+        else isinstance(value, ModuleType) and value.__name__ in ("gymnasium", "pettingzoo")
+        for value in around.values()
+    ):
         raise UsageError(f"{name} makes no environment: its module must import gymnasium, or a class of environments")
     return attribute
 
@@ -471,15 +477,6 @@ def is_factory(attribute: object) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _knows_environments(module: ModuleType | None) -> bool:
-    return any(
-        issubclass(value, _env_classes())
-        if inspect.isclass(value)
-        else isinstance(value, ModuleType) and value.__name__ in ("gymnasium", "pettingzoo")
-        for value in (vars(module).values() if module else ())
-    )
 
 
 def _env_classes() -> tuple[type, ...]:

@@ -145,14 +145,10 @@ def unroll_segments(cell: Cell, x: Tensor, first: Tensor, state: Tensor) -> Tens
     steps, starts = _side_by_side(rows, num_segments), _side_by_side(first[:-1], num_segments)
     y, after = unroll(cell, steps, starts, state.detach().flatten(0, 1))
     y_last, _ = unroll(cell, last_row, first[-1:], after[-num_columns:])
-    return torch.cat((_one_after_another(y, num_segments), y_last))
+    # Segments one after another again: [t, num_segments*B, *] -> [num_segments*t, B, *].
+    return torch.cat((y.reshape(len(y), num_segments, num_columns, *y.shape[2:]).transpose(0, 1).flatten(0, 1), y_last))
 
 
 def _side_by_side(x: Tensor, num_segments: int) -> Tensor:
     """Put segments of time side by side: [T,B,*] -> [T/num_segments, num_segments*B, *]."""
     return x.reshape(num_segments, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
-
-
-def _one_after_another(x: Tensor, num_segments: int) -> Tensor:
-    """Reverse `_side_by_side`: [t,num_segments*B,*] -> [num_segments*t, B, *]."""
-    return x.reshape(x.shape[0], num_segments, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
