@@ -141,6 +141,9 @@ def _check(event: Event) -> None:
         raise TypeError("a number is missing")
     if not all(isinstance(mapping, dict) for mapping in mappings) or event.state not in get_args(State):
         raise TypeError("an event is not what it must be")
+    numbers = (event.elapsed_seconds, *(score for score in event.scores.values() if score is not None))
+    if not isinstance(event.kind, str) or not all(map(is_number, numbers)):
+        raise TypeError("a word or a number of an event is something else")
 
 
 def plain_values(traits: PolicyTraits) -> dict[str, Any]:

@@ -78,8 +78,18 @@ def test_a_damaged_file_is_set_aside_and_another_one_begun(
 def test_an_event_with_other_values_is_damage(tmp_path: Path) -> None:
     saved(tmp_path, EVENT)
     text = (tmp_path / "lineage.json").read_text()
-    for wrong in (text.replace('"policy": 1', '"policy": -1'), text.replace('"ordered"', '"odd"')):
-        assert wrong != text
+    event = json.loads(text)["events"][0]
+    score = next(iter(event["scores"]))
+    changes: list[dict[str, object]] = [
+        {"policy": -1},
+        {"state": "odd"},
+        {"state": ["ordered"]},
+        {"kind": ["copy"]},
+        {"elapsed_seconds": "7"},
+        {"scores": {score: [1.0]}},
+    ]
+    for change in changes:
+        wrong = json.dumps({"num_policies": 2, "events": [event | change]})
         (tmp_path / "lineage.json").write_text(wrong)
         with pytest.raises(UsageError, match="damaged"):
             read_events(tmp_path)
