@@ -44,7 +44,7 @@ test: install
 # The pursuit game needs scipy, and TensorBoard reads what runs have written for it.
 test-all: test
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[large,hub,wandb,trackio,mlflow,ray]" scipy tensorboard
-	$(RUN) -m pytest -q -m slow --durations=20
+	$(RUN) -m pytest -q -m slow --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(RUN) -m ruff check .
