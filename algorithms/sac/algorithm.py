@@ -69,18 +69,18 @@ class SAC(ReplayAlgorithm):
         return SACLearner
 
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> SACLearner:
-        """Return a learner with the fastest suitable update: captured, written out for MLPs, or plain torch."""
-        from appo.algorithms.parts.captured_update import CapturedUpdate
+        """Return a learner with the fastest suitable update: captured, written out for MLPs, or plain torch.
+
+        A graph would freeze what a subclass counts or decides in Python, so only the learner itself is captured.
+        """
+        from appo.algorithms.sac.learner import SACLearner
         from appo.algorithms.sac.quick_gradients import quick_gradients
 
-        if context.buffered:
-
-            def captured(learner: SACLearner) -> CapturedUpdate:
-                return CapturedUpdate(learner.update, device, learner.device_generator)
-
-            return self.learner_class()(flat, context, captured)
         learner = self.learner_class()(flat, context)
-        learner.quick = quick_gradients(learner)
+        if not context.buffered:
+            learner.quick = quick_gradients(learner)
+        elif type(learner) is SACLearner:
+            learner.capture(device)
         return learner
 
     def network(self, context: Context) -> PolicyNetwork:

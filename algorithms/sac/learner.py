@@ -5,7 +5,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -18,8 +18,10 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import PolicyNetwork
 from appo.algorithms.ops import soft_q
 from appo.algorithms.ops.distributions import ActionDistribution, squashed
+from appo.algorithms.parts.captured_update import CapturedUpdate
 from appo.algorithms.parts.learner import LOSS, FlatLearner
 from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.sac.config import SACConfig
 
@@ -51,7 +53,6 @@ class SACLearner(FlatLearner):
     Args:
         flat: network of the policy with all weights in one vector, on the device.
         context: see `FlatLearner`.
-        make_quick_update: function that makes `quick_update`, called again after a change of flags.
 
     Attributes:
         critics: networks of the values, in one module with an Adam.
@@ -59,18 +60,15 @@ class SACLearner(FlatLearner):
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
         beta: exponent of the weights of the steps, scalar on the device.
         quick: faster equivalent of `of_critics` and `of_policy`, or None.
-        quick_update: faster equivalent of `update`, or None.
+        captured: `update` as a graph, see `capture`, or None.
     """
 
     config: SACConfig
     quick: "Gradients | None" = None
+    captured: CapturedUpdate | None = None
+    _device: Device | None = None  # that captures
 
-    def __init__(
-        self,
-        flat: FlatModule,
-        context: Context,
-        make_quick_update: "Callable[[SACLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
-    ) -> None:
+    def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
         assert isinstance(flat.module, PolicyNetwork)
         self.model, self.parts, device = flat.module, context.spec.action.parts, flat.flat.device
@@ -82,14 +80,17 @@ class SACLearner(FlatLearner):
         if c.learn_temperature:
             self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
         self.beta = flat.flat.new_zeros(())
-        self._make_quick_update = make_quick_update
-        self.quick_update = make_quick_update(self)
+
+    def capture(self, device: Device) -> None:
+        """Update by a graph of the device from now on, with the flags of this moment."""
+        self._device, self.captured = device, CapturedUpdate(self.update, device, self.device_generator)
 
     def configure(self, config: SACConfig) -> None:
         """Follow new flags; called between two batches."""
-        float(self.beta)  # waits for running steps, which still read captured memory
         super().configure(config)
-        self.quick_update = self._make_quick_update(self)
+        if self._device is not None:
+            float(self.beta)  # waits for running steps, which still read captured memory
+            self.capture(self._device)
 
     @property
     def target_entropy(self) -> float:
@@ -172,7 +173,7 @@ class SACLearner(FlatLearner):
         c = self.config
         self.follow(progress)
         self.beta.fill_(c.beta(progress))
-        error = (self.quick_update or self.update)(batch)
+        error = (self.captured or self.update)(batch)
         self.statistics.update(batch, [])
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
         if self.updates % c.updates_per_version == 0:

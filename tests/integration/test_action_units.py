@@ -198,15 +198,16 @@ def test_bounds_far_away_tiny_and_missing_are_learned_within_a_twentieth(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("algo", "share"), [("APPO", 0.95), ("PPO", 0.95), ("APEX", 0.85), ("A3C", 0.95)])
-def test_bins_are_learned(tmp_path: Path, algo: str, share: float) -> None:
-    """By defaults alone; Ape-X has 0.93 of the best return in the mean of four seeds (0.88 to 0.97).
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("algo", "share", "seeds"), [("APPO", 0.95, 1), ("PPO", 0.95, 1), ("APEX", 0.9, 4), ("A3C", 0.95, 1)]
+)
+def test_bins_are_learned(tmp_path: Path, algo: str, share: float, seeds: int) -> None:
+    """By defaults alone; small differences of large values are slow to learn.
 
-    Small differences of large values are slow to learn.
+    Four seeds of Ape-X had 0.88 to 0.97 of the best return, 0.93 in the mean.
     """
     env_kwargs = json.dumps({"numbers": [0, 1], "nested": True, "chooses": True})
-    run = record(
-        tmp_path / "run", algo=algo, env=ENV, env_kwargs=env_kwargs, continuous_as_bins=21, train_for_env_steps=STEPS
-    )
-    assert run.series("reward/mean")[-1] >= share * NUM_STEPS
+    flags = {"algo": algo, "env": ENV, "env_kwargs": env_kwargs, "continuous_as_bins": 21}
+    runs = [record(tmp_path / f"run{seed}", **flags, train_for_env_steps=STEPS, seed=seed) for seed in range(seeds)]
+    assert np.mean([run.series("reward/mean")[-1] for run in runs]) >= share * NUM_STEPS

@@ -12,8 +12,9 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import build_policy_network
-from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
+from appo.algorithms.parts.captured_update import WARM_UPS
 from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.sac.algorithm import SAC
 from appo.algorithms.sac.config import METRICS, SACConfig
 from appo.algorithms.sac.learner import SACLearner
 from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
@@ -277,8 +278,8 @@ def test_captured_updates_learn_the_same() -> None:
     """A graph reads the exponent of the weights at its place, and flags only when captured anew."""
     device, flags = RecordingDevice(), {"prioritized_replay": True, "learn_temperature": True}
     plain = learner_of(**flags)
-    captured = SACLearner(learner_of().flat, plain.context, lambda own: CapturedUpdate(own.update, device))
-    captured.restore(plain.state())
+    captured = learner_of(**flags)
+    captured.capture(device)
     for step in range(2 * (WARM_UPS + 2)):
         if step == WARM_UPS + 2:
             for learner in (plain, captured):
@@ -289,3 +290,25 @@ def test_captured_updates_learn_the_same() -> None:
     assert captured.metrics() == plain.metrics()
     for name, vector in plain.state().vectors.items():
         assert (captured.state().vectors[name] == vector).all(), name
+
+
+class Counting(SACLearner):
+    """A learner with a decision in Python, which a graph would freeze."""
+
+    made = 0
+
+    def update(self, batch: Batch) -> Tensor:
+        self.made += 1
+        return super().update(batch)
+
+
+def test_only_the_learner_itself_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = learner_of()
+    context = replace(own.context, buffered=True)
+    assert SAC().new_learner(context, learner_of().flat, RecordingDevice()).captured is not None
+    monkeypatch.setattr(SAC, "learner_class", lambda self: Counting)
+    counting = SAC().new_learner(context, own.flat, RecordingDevice())
+    for step in range(WARM_UPS + 2):
+        learn(counting, batch_of(seed=step))
+    assert isinstance(counting, Counting)
+    assert (counting.captured, counting.made) == (None, WARM_UPS + 2)
