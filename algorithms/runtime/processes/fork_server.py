@@ -77,7 +77,7 @@ def server_must_answer() -> Iterator[None]:
     watch.daemon = True
     watch.start()
     try:
-        with _server_environment():
+        with server_environment():
             yield
     except FileNotFoundError:
         _kill_server()
@@ -129,7 +129,7 @@ def start_fork_server(janitor: Janitor, preload: Sequence[str], *, with_torch: b
         raise UsageError("this process has a fork server of its own already: train in a process without one")
     if is_new:
         _Server.has_torch = with_torch
-    with _server_environment():
+    with server_environment():
         with signals_blocked():  # apart: starting the tracker unblocks SIGINT and SIGTERM again (CPython 3.11)
             multiprocessing.resource_tracker.ensure_running()
         directory = _socket_folder()
@@ -179,7 +179,7 @@ def _socket_folder() -> Path:
 
 
 @contextmanager
-def _server_environment() -> Iterator[None]:
+def server_environment() -> Iterator[None]:
     """Set, while entered, the environment variables of started processes: packages, parent and passive waiting.
 
     Threads of a learner that spin at a barrier take cores from actors. The wait policy is read when torch is loaded; in

@@ -17,6 +17,7 @@ from appo.algorithms.runtime.processes.fork_server import (
     abandon,
     context,
     server_ended,
+    server_environment,
     signals_blocked,
     without_missing_script,
 )
@@ -59,9 +60,13 @@ class Inquiry:
 
     def __enter__(self) -> "Inquiry":
         try:
-            # The fork server has blocked signals itself, and answers after loading modules.
-            quiet = signals_blocked() if self.method == "spawn" else self.signals.raising()
-            with quiet, without_missing_script():
+            with contextlib.ExitStack() as entered:
+                if self.method == "spawn":
+                    entered.enter_context(signals_blocked())
+                else:  # the fork server has blocked signals itself, and answers after loading modules
+                    entered.enter_context(self.signals.raising())
+                    entered.enter_context(server_environment())  # for a server that multiprocessing starts again
+                entered.enter_context(without_missing_script())
                 self._process.start()
         except EOFError:
             self._pipe.close()

@@ -219,3 +219,35 @@ def test_no_folder_for_a_socket_is_one_line(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(fork_server.tempfile, "tempdir", "/" + "y" * 120)
     with pytest.raises(UsageError, match=r"^TMPDIR=/yy.* is too long for sockets, which take \d+ characters"):
         fork_server._socket_folder()
+
+
+AGAIN = """
+import multiprocessing.forkserver, os, signal
+from functools import partial
+from pathlib import Path
+from appo.algorithms.run.preload import preloaded
+from appo.algorithms.runtime.processes.fork_server import start_fork_server
+from appo.algorithms.runtime.processes.inquiry import Inquiry
+from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.tools.doctor import try_nothing
+from appo.utils.system.signal_watch import SignalWatch
+with Janitor() as janitor, SignalWatch() as signals:
+    start_fork_server(janitor, preloaded(with_torch=False), with_torch=False)
+    for _ in range(2):
+        log = Path("probe.log")
+        with Inquiry(try_nothing, (), log_path=log, method="forkserver", signals=signals, janitor=janitor) as asked:
+            print(asked.answer(60))
+        server = multiprocessing.forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+"""
+
+
+def test_an_inquiry_after_the_death_of_the_fork_server_starts_a_new_one(tmp_path: Path) -> None:
+    """The new server has the variables that its modules read."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4] / "src")}
+    command = [sys.executable, "-c", AGAIN]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\nTrue\n", "", 0)
