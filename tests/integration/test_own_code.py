@@ -237,8 +237,16 @@ def test_a_mistake_in_a_flag_has_no_traceback() -> None:
 @pytest.mark.parametrize(
     ("flags", "said", "trace"),
     [
-        ({"callbacks": "user_code:OfEpisodes"}, "callback user_code:OfEpisodes.on_episode_end is off", "KeyError: 'episode'"),
-        ({"callbacks": "user_code:OfReports"}, "callback user_code:OfReports.before_logging is off", "KeyError: 'report'"),
+        (
+            {"callbacks": "user_code:OfEpisodes"},
+            "callback user_code:OfEpisodes.on_episode_end is off",
+            "KeyError: 'episode'",
+        ),
+        (
+            {"callbacks": "user_code:OfReports"},
+            "callback user_code:OfReports.before_logging is off",
+            "KeyError: 'report'",
+        ),
         ({"callbacks": "user_code:NotMade"}, "--callbacks=user_code:NotMade cannot be made", "KeyError: 'made'"),
         (
             {"custom_summaries": "user_code:summaries"},
