@@ -28,7 +28,7 @@ def watch(terminal: Terminal, process: "subprocess.Popen[bytes]", until: Callabl
 
 
 def shows_where_time_goes(lines: list[str]) -> bool:
-    return any("bottleneck" in line for line in lines) and any("losses      policy" in line for line in lines)
+    return any("bottleneck" in line for line in lines) and any("losses      value" in line for line in lines)
 
 
 @pytest.mark.parametrize(
