@@ -50,6 +50,18 @@ def _folders_open_again() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _orphans_go_to_init() -> Iterator[None]:
+    """A command that a test has run in this process adopts orphans until its end, which is the end of the tests.
+
+    Nobody would reap them here, and thousands of zombies slow down every look at all processes.
+    """
+    yield
+    from appo.algorithms.runtime.processes import prctl  # not before the settings above
+
+    prctl.adopt_orphans(yes=False)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_logs_to_streams_that_are_gone() -> Iterator[None]:
     """Handlers that a command of ours has set up in one test write to what that test has captured."""
     root = logging.getLogger()
