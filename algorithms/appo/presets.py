@@ -84,6 +84,7 @@ TIANSHOU = _iteration(64, 128, 16, recipes.TIANSHOU)
 # batches. The factor 0.1 on rewards has no effect where the critic predicts normalized returns.
 RL_GAMES: Preset = {
     **SYNCHRONOUS, "encoder_mlp_layers": (256, 128, 64), "nonlinearity": "elu",
+    "initial_stddev": 1.0,  # exp(0), also for Humanoid, whose network otherwise begins with 2.5
     "rollout": 64, "batch_size": 1024, "num_batches_per_iteration": 4, "ppo_epochs": 5,
     "learning_rate": 5e-4, "lr_schedule": "kl_adaptive_epoch", "lr_adaptive_min": 1e-5, "lr_adaptive_max": 1e-3,
     "ppo_clip_ratio": 0.2, "value_loss_coeff": 2.0, "exploration_loss_coeff": 0.0, "max_grad_norm": 1.0,

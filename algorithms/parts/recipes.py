@@ -33,7 +33,10 @@ MINIGRID: Preset = {
     "use_rnn": False, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
     "ppo_epochs": 10, "learning_rate": 2.5e-4, "exploration_loss_coeff": 0.0,
 }  # fmt: skip
-TIANSHOU: Preset = {"ppo_epochs": 10, "learning_rate": 3e-4, "lr_schedule": "linear", "value_loss_coeff": 0.25}
+TIANSHOU: Preset = {
+    "initial_stddev": 0.6065,  # exp(-0.5)
+    "ppo_epochs": 10, "learning_rate": 3e-4, "lr_schedule": "linear", "value_loss_coeff": 0.25,
+}  # fmt: skip
 WITHOUT_CONTACT_FORCES: Preset = {"env_kwargs": {"include_cfrc_ext_in_observation": False}}
 """Ant shows 27 numbers instead of 105, as the older versions behind the published returns did."""
 

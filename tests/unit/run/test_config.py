@@ -552,6 +552,7 @@ def test_changed_flags_are_listed() -> None:
 # ---- presets
 
 
+PENDULUMS = ("InvertedDoublePendulum", "InvertedPendulum")
 PLAYING = [algo for algo in ALGORITHMS if find_algorithm(algo).needs_actors]
 
 
@@ -588,6 +589,20 @@ def test_sample_efficient_presets_bring_the_budget_of_the_published_return(algo:
     for env, mixing in {"ALE/Breakout-v5": 0.7, "PongNoFrameskip-v4": 0.85, "envpool:Qbert-v5": 0.95}.items():
         known = find_preset(env, "cpu", find_algorithm(algo), "sample_efficient") or {}
         assert (known["episodic_life"], known["vtrace_lambda" if algo == "APPO" else "gae_lambda"]) == (True, mixing)
+
+
+@pytest.mark.parametrize(
+    ("algo", "stddevs"),
+    [
+        ("PPO", {0.6065: ("Ant", "Hopper", "Humanoid", *PENDULUMS, "Reacher", "Walker2d")}),
+        ("APPO", {0.6065: (*PENDULUMS, "Reacher"), 1.0: ("Ant", "Hopper", "Humanoid", "Walker2d")}),
+    ],
+)
+def test_a_recipe_brings_its_first_deviation(algo: str, stddevs: dict[float, tuple[str, ...]]) -> None:
+    for expected, names in stddevs.items():
+        for name in names:
+            words = [f"--algo={algo}", f"--env={name}-v5", "--preset=sample_efficient"]
+            assert parse_train(words).model.initial_stddev == expected, name
 
 
 @pytest.mark.parametrize("preset", ["default", "sample_efficient"])
