@@ -33,6 +33,9 @@ DISCOUNTS = {
 }
 """`--gamma` of single environments that need another value than the default of the flag."""
 
+FIRST_VERSIONS = {"include_cfrc_ext_in_observation": 5}
+"""Argument of environments in presets -> first version of the environments that takes the argument."""
+
 WITHOUT_MODULE: dict[str, FamilyPreset] = {
     "toy": FamilyPreset(r"toy/"),  # for tests, which count on what every flag is by default
     "pursuit": FamilyPreset(
@@ -94,6 +97,17 @@ def env_preset(name: str, device: str) -> Preset:
         return dict(PRESETS[name])
     preset = by_family()[name]
     return preset.network | (preset.network_on_cpu if device == "cpu" else {})
+
+
+def for_version(preset: Preset, env_id: str) -> Preset:
+    """Return a preset without the arguments that the version in an id is too old for; an id without version is new."""
+    version = re.search(r"-v(\d+)$", unnumbered(env_id))
+    arguments = preset.get("env_kwargs")
+    if version is None or not isinstance(arguments, dict):
+        return preset
+    taken = {name: x for name, x in arguments.items() if FIRST_VERSIONS.get(name, 0) <= int(version[1])}
+    others = {name: x for name, x in preset.items() if name != "env_kwargs"}
+    return {**others, "env_kwargs": taken} if taken else others
 
 
 def discount_preset(name: str) -> Preset:

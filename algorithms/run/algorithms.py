@@ -13,7 +13,7 @@ from appo.algorithms.runtime.algorithm import Algorithm
 from appo.algorithms.runtime.config import NO_PRESET, SAMPLE_EFFICIENT, LoggingConfig, RunConfig, SamplingConfig
 from appo.envs.config import EnvConfig
 from appo.envs.family import Preset
-from appo.envs.presets import env_preset, find_name, public_name
+from appo.envs.presets import env_preset, find_name, for_version, public_name
 from appo.utils.errors import UsageError, text_of
 from appo.utils.flags import Flag, flags_of
 from appo.utils.user_modules import import_user_module
@@ -125,7 +125,7 @@ def find_preset(env_id: str, device: str, algorithm: Algorithm, preset: str = "d
     if preset == SAMPLE_EFFICIENT:
         public, table = public_name(env_id), algorithm.sample_efficient
         learning = next((flags for pattern, flags in table.items() if fnmatchcase(public, pattern)), None)
-    return None if learning is None else {**env_preset(name, device), **learning}
+    return None if learning is None else for_version({**env_preset(name, device), **learning}, env_id)
 
 
 def distinct(patterns: Iterable[str]) -> list[str]:

@@ -552,6 +552,7 @@ def test_changed_flags_are_listed() -> None:
 # ---- presets
 
 
+WITHOUT_FORCES = {"include_cfrc_ext_in_observation": False}
 PENDULUMS = ("InvertedDoublePendulum", "InvertedPendulum")
 PLAYING = [algo for algo in ALGORITHMS if find_algorithm(algo).needs_actors]
 
@@ -659,6 +660,26 @@ def test_given_arguments_are_added_to_those_of_the_preset() -> None:
     assert parse_train(words).env.env_kwargs == {"include_cfrc_ext_in_observation": False, "reset_noise_scale": 0.2}
     words[-1] = "include_cfrc_ext_in_observation=true"
     assert parse_train(words).env.env_kwargs == {"include_cfrc_ext_in_observation": True}
+
+
+@pytest.mark.parametrize("algo", ["APPO", "PPO"])
+@pytest.mark.parametrize(
+    ("env", "words", "arguments"),
+    [
+        ("Ant-v5", [], WITHOUT_FORCES),
+        ("Ant", [], WITHOUT_FORCES),  # gymnasium takes the newest version
+        ("Ant-v4", [], {}),
+        ("gymnasium.envs:Ant-v4", [], {}),
+        ("Ant-v4", ["--env_kwargs", "reset_noise_scale=0.2"], {"reset_noise_scale": 0.2}),
+        ("ALE/Pong-v5", [], {"use_fire_reset": True}),
+        ("PongNoFrameskip-v4", [], {"use_fire_reset": True}),  # our adapter knows the argument
+    ],
+)
+def test_an_old_version_gets_only_arguments_that_it_takes(
+    algo: str, env: str, words: list[str], arguments: dict[str, object]
+) -> None:
+    found = parse_train([f"--env={env}", f"--algo={algo}", "--preset=sample_efficient", *words])
+    assert found.env.env_kwargs == arguments
 
 
 # ---- the best algorithm
