@@ -183,8 +183,11 @@ def chosen_algorithm(flags: Mapping[str, object]) -> str:
 
 
 def better_algorithm(algo: str, env_id: str, preset: str) -> str:
-    """Return a line that names a better algorithm than the algorithm of a run; empty without any."""
+    """Return a line that names a better algorithm than the default algorithm; empty without any.
+
+    The user chose any other algorithm, and `BEST` compares PPO with APPO only.
+    """
     best = BEST.get(preset, {}).get(public_name(env_id))
-    if best is None or best.algo == algo:
+    if best is None or algo != DEFAULT or best.algo == algo:
         return ""
     return f"{best.algo} reaches {best.mean:,g} here in {best.env_steps:,} env steps: --algo={best.algo}"
