@@ -51,9 +51,13 @@ class FlatAdam(FlatOptimizer):
         skipped = (~(norm.isfinite() & learnable)).float()
         self._adam(skipped)
         self.skipped_in_a_row.add_(1.0).mul_(skipped)
+        self.count(kl)
+        return norm, skipped
+
+    def count(self, kl: Tensor) -> None:
+        """Count the KL divergence of a minibatch, with or without a step."""
         self._kl += kl
         self.sum_kl += kl
-        return norm, skipped
 
     def _adam(self, skipped: Tensor) -> None:
         """Make one step of Kingma and Ba 2015, arXiv:1412.6980, like `torch.optim.Adam(fused=True)`.
@@ -114,6 +118,7 @@ class FlatAdam(FlatOptimizer):
     def restore(self, vectors: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Continue from `save` and `meta`; flags decide a constant or linear rate."""
         self._load(vectors)
+        self._kl.zero_()  # of an epoch that another state has begun
         self._steps.fill_(meta["adam_steps"])
         if self.config.lr_schedule.startswith("kl_adaptive"):
             self.learning_rate.fill_(meta["learning_rate"])

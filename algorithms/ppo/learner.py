@@ -80,7 +80,7 @@ class PPOLearner(SurrogateLearner):
                 batch = self.estimate(batch)
             minibatch = self.minibatch(batch, segments)
             metrics = self.differentiate(minibatch)
-            if self.has_moved_too_far(minibatch.valid, metrics):
+            if self.stops_before(minibatch.valid, metrics, i % per_epoch + 1):
                 break
             self.descend_by(minibatch.valid, metrics)
             self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
@@ -90,12 +90,23 @@ class PPOLearner(SurrogateLearner):
         self.version += 1
         yield
 
-    def has_moved_too_far(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> bool:
-        """Return whether the iteration ends before the step with these valid steps and metrics, see `--target_kl`."""
+    def stops_before(self, valid: Tensor, metrics: Mapping[str, Tensor], minibatches: int) -> bool:
+        """Return whether the iteration ends before a step, see `--target_kl`; the rate then adapts to the short epoch.
+
+        Args:
+            valid: valid steps of the minibatch, or their number.
+            metrics: metrics of the minibatch, by name.
+            minibatches: minibatches of the epoch, with the minibatch of the step.
+        """
         if not (target := self.config.target_kl):
             return False
         kl = pool_mean(self.ranks, metrics[KL], valid.sum()) if self.ranks else metrics[KL].detach()
-        return float(kl) > 1.5 * target  # the factor of Stable-Baselines3
+        stops = float(kl) > 1.5 * target  # the factor of Stable-Baselines3
+        if stops:
+            # The steps made, with smaller divergences, would raise a rate that is too high already.
+            self.optimizer.count(kl)
+            self.optimizer.adapt(end_of_epoch=True, minibatches=minibatches)
+        return stops
 
     def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics."""

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -346,6 +346,33 @@ def test_an_iteration_ends_where_the_policy_has_moved_too_far() -> None:
     assert bounded.version == 2
 
 
+@pytest.mark.parametrize(
+    ("schedule", "relative_kl", "factor"),
+    [
+        ("kl_adaptive_epoch", 0.4, 1.5),
+        ("kl_adaptive_epoch", 1.0, 1.0),
+        ("kl_adaptive_epoch", 2.1, 1 / 1.5),
+        ("kl_adaptive_minibatch", 0.2, 1.5 * 1.5),  # a step with a divergence of 0, then one with twice the mean
+        ("kl_adaptive_minibatch", 2.1, 1.5 * 1 / 1.5),
+        ("constant", 2.1, 1.0),
+    ],
+)
+def test_the_rate_adapts_to_an_iteration_that_ends_within_an_epoch(
+    schedule: str, relative_kl: float, factor: float
+) -> None:
+    probe = learner_of()
+    batch = batch_of(probe.model, noise=0.0)
+    divergences = [probe.metrics()["kl_divergence"] for _ in islice(probe.learn(batch, 0.0), 2)]
+    assert 0 <= divergences[0] < 0.01 * divergences[1]
+    target, threshold = 0.99 * divergences[1] / 1.5, sum(divergences) / 2 / relative_kl
+    learner = learner_of(
+        target_kl=target, lr_schedule=schedule, lr_schedule_kl_threshold=threshold, lr_adaptive_min=0.0,
+        lr_adaptive_max=1.0,
+    )  # fmt: skip
+    assert learn(learner, batch) == 1
+    assert float(learner.optimizer.learning_rate) == pytest.approx(1e-3 * factor)
+
+
 def test_metrics_are_means_since_the_last_call() -> None:
     learner = learner_of(learning_rate=0.0)
     assert learner.metrics() == {}
@@ -394,6 +421,17 @@ def test_a_restored_learner_continues_bit_for_bit(core: str, flags: dict[str, ob
         learn(first, batch, 0.5)
         learn(second, batch, 0.5)
     assert_same_state(first.state(), second.state())
+
+
+def test_a_restored_learner_forgets_the_divergence_of_an_epoch_that_it_had_begun() -> None:
+    flags = {"lr_schedule": "kl_adaptive_epoch", "lr_schedule_kl_threshold": 0.1, "ppo_epochs": 1}
+    learner = learner_of(**flags)
+    state = through_json(learner.state())
+    next(learner.learn(batch_of(learner.model, noise=3.0), 0.0))
+    assert learner.metrics()["kl_divergence"] > 0.6  # more than twice the threshold, over three minibatches
+    learner.restore(state)
+    learn(learner, batch_of(learner.model, noise=0.0))
+    assert float(learner.optimizer.learning_rate) == pytest.approx(1.5e-3)
 
 
 def test_the_layout_is_that_of_the_state() -> None:
