@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from math import gcd
+from typing import NamedTuple, cast
 
 from appo.algorithms.run.algorithms import FlagTable, algorithms_with
 from appo.algorithms.run.config import Config
@@ -150,18 +151,38 @@ def values_of(words: Mapping[str, object], space: Space, preset: Config, most_sa
 
 
 def _fitted(values: dict[str, object], preset: Config, most_samples: float) -> dict[str, object]:
-    """Lower tuned batches to a share of the budget, and round the batch up to whole rollouts if required."""
-    learning = preset.learning
-    batch, count = "batch_size", "num_batches_per_iteration"
-    sizes: dict[str, int] = {name: values.get(name, getattr(learning, name, 0)) for name in (count, batch, "rollout")}  # type: ignore[misc]
-    if all(sizes.values()):
-        for name in (count, batch):
-            while name in values and sizes[name] > 1 and sizes[count] * sizes[batch] > most_samples / FEWEST_ITERATIONS:
-                sizes[name] //= 2
-        values |= {name: size for name, size in sizes.items() if name in values}
-        try:
-            own = {name: value for name, value in values.items() if name in preset.table.by_part["learning"]}
-            preset.algorithm.check(replace(learning, **own), None)
-        except UsageError:
-            values[batch] = -(-sizes[batch] // sizes["rollout"]) * sizes["rollout"]
-    return values
+    """Lower tuned batches to a share of the budget, and make them whole rollouts if required.
+
+    Flags outside of the space never change: where the batch is fixed, or rounded up would be too much of the budget,
+    a tuned rollout becomes shorter instead.
+    """
+    batch, count, rollout, most = "batch_size", "num_batches_per_iteration", "rollout", most_samples / FEWEST_ITERATIONS
+    drawn = {name: values.get(name, getattr(preset.learning, name, 0)) for name in (count, batch, rollout)}
+    sizes = cast(dict[str, int], drawn)
+    if not all(sizes.values()):
+        return values
+    for name in (count, batch):
+        while name in values and sizes[name] > 1 and sizes[count] * sizes[batch] > most:
+            sizes[name] //= 2
+    while not _is_accepted(fitted := values | {name: size for name, size in sizes.items() if name in values}, preset):
+        rounded = -(-sizes[batch] // sizes[rollout]) * sizes[rollout]
+        if rollout in values and sizes[rollout] > 1 and (batch not in values or sizes[count] * rounded > most):
+            sizes[rollout] //= 2
+        elif batch in values:
+            return fitted | {batch: rounded}
+        elif count in values:
+            share = sizes[rollout] // gcd(sizes[rollout], sizes[batch])
+            return fitted | {count: -(-sizes[count] // share) * share}
+        else:
+            break
+    return fitted
+
+
+def _is_accepted(values: Mapping[str, object], preset: Config) -> bool:
+    """Return whether the algorithm takes the flags of a trial."""
+    own = {name: value for name, value in values.items() if name in preset.table.by_part["learning"]}
+    try:
+        preset.algorithm.check(replace(preset.learning, **own), None)
+    except UsageError:
+        return False
+    return True

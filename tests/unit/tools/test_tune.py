@@ -16,6 +16,7 @@ from appo.algorithms.tools.tune.trial import Outcome, Returns
 from appo.utils.errors import UsageError
 
 SPACE = {"learning_rate": Range(1e-4, 1e-2, True), "ppo_epochs": Range(1, 8, False), "nonlinearity": ("elu", "tanh")}
+BATCHES = "num_batches_per_iteration"
 FIRST = {"learning_rate": 1e-3, "ppo_epochs": 4, "nonlinearity": "tanh"}
 
 
@@ -96,6 +97,37 @@ def test_batches_fit_into_the_budget_and_hold_whole_rollouts(preset: Config) -> 
     assert values_of(words | {"batch_size": "16"}, space, preset, math.inf)["batch_size"] == 32  # the rollout
     with pytest.raises(UsageError, match="batch_size=17 is no value of the study"):
         values_of(words | {"batch_size": "17"}, space, preset, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("algo", "fixed", "drawn", "most_samples", "fitted"),
+    [
+        # CartPole: 1 minibatch of 256 in rollouts of 32. A fixed batch shortens the rollout.
+        ("PPO", {"batch_size": 64}, {"rollout": 128}, math.inf, {"rollout": 64}),
+        ("PPO", {"batch_size": 96}, {"rollout": 128}, math.inf, {"rollout": 32}),
+        ("PPO", {"batch_size": 64}, {"rollout": 128, BATCHES: 2}, math.inf, {"rollout": 128, BATCHES: 2}),
+        ("APPO", {"batch_size": 64}, {"rollout": 128, BATCHES: 4}, math.inf, {"rollout": 64, BATCHES: 4}),
+        # A rollout that is fixed, too, needs more minibatches.
+        ("PPO", {"batch_size": 64, "rollout": 128, BATCHES: 4}, {BATCHES: 1}, math.inf, {BATCHES: 2}),
+        # A batch is rounded up to whole rollouts,
+        ("PPO", {}, {"rollout": 128, "batch_size": 64}, math.inf, {"rollout": 128, "batch_size": 128}),
+        # unless fewer than 4 iterations would remain.
+        ("PPO", {BATCHES: 8}, {"rollout": 2048, "batch_size": 64}, 20_000, {"rollout": 512, "batch_size": 64}),
+        ("PPO", {BATCHES: 8}, {"rollout": 2048, "batch_size": 64}, 65_536, {"rollout": 2048, "batch_size": 2048}),
+        ("PPO", {BATCHES: 8}, {"rollout": 2048, "batch_size": 64}, 65_535, {"rollout": 1024, "batch_size": 1024}),
+        ("APPO", {BATCHES: 1}, {"rollout": 2048, "batch_size": 64}, 4_096, {"rollout": 1024, "batch_size": 1024}),
+        # A rollout that is fixed stays.
+        ("PPO", {"rollout": 2048, BATCHES: 8}, {"batch_size": 64}, 20_000, {"batch_size": 2048}),
+    ],
+)
+def test_batches_and_rollouts_fit_without_a_change_of_fixed_flags(
+    algo: str, fixed: dict[str, object], drawn: dict[str, int], most_samples: float, fitted: dict[str, int],
+    preset: Config,
+) -> None:  # fmt: skip
+    config = resolve({"env": "CartPole-v1", "algo": algo, **fixed})[0]
+    space = {name: (value,) for name, value in drawn.items()}
+    words = {name: str(value) for name, value in drawn.items()}
+    assert values_of(words, space, config, most_samples) == fitted
 
 
 @pytest.mark.parametrize(
