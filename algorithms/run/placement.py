@@ -92,10 +92,13 @@ def require_one_per_process(config: Config) -> Config:
 def most_envs(config: Config, num_agents: int) -> float:
     """Return the largest number of environments whose trajectories are trained on before they are too old.
 
-    While one macro batch is collected, weights change once per minibatch and epoch of the batch before.
+    While one macro batch is collected, weights change once per minibatch and epoch of the batch before. A synchronous
+    algorithm trains on no steps of older weights: more environments would act for the iteration after the next.
     """
-    s, learning = config.sampling, config.learning
+    s, learning, algorithm = config.sampling, config.learning, config.algorithm
     macro_batches = SHARE_OF_LAG * s.max_policy_lag / (learning.num_batches_per_iteration * learning.ppo_epochs)
+    if algorithm.synchronous and not algorithm.streams(learning):
+        macro_batches = 1.0
     return float(max(1.0, macro_batches) * learning.macro_batch_columns * s.num_policies / num_agents)
 
 

@@ -8,6 +8,7 @@ from appo.algorithms.run.placement import (
     choose_placement,
     cores_of,
     gpus_of,
+    most_envs,
     plan_workers,
     require_one_per_process,
     topology_of,
@@ -53,6 +54,27 @@ def test_counts_are_filled_in(
     placement: Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
 ) -> None:
     assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_agents", "expected"),
+    [
+        # Iterations of 32 trajectories, in which weights change 4 times; 50 changes are half of --max_policy_lag.
+        ({"algo": "APPO"}, 1, 12.5 * 32),
+        ({"algo": "PPO"}, 1, 32.0),
+        ({"algo": "PPO"}, 4, 8.0),
+        ({"algo": "PPO", "num_policies": 2}, 1, 64.0),
+        ({"algo": "APPO", "max_policy_lag": 1}, 1, 32.0),
+        # Microbatches of 8 trajectories, dropped when they are in the gradient.
+        ({"algo": "PPO", "num_batches_per_iteration": 1, "ppo_epochs": 1, "microbatch_size": 256,
+          "normalize_advantages": "off"}, 1, 50 * 8.0),
+    ],
+)  # fmt: skip
+def test_environments_are_no_more_than_keep_trajectories_young(
+    flags: dict[str, object], num_agents: int, expected: float
+) -> None:
+    sizes = {"batch_size": 512, "num_batches_per_iteration": 2, "ppo_epochs": 2}
+    assert most_envs(config_of(**sizes | flags), num_agents) == expected
 
 
 @pytest.mark.parametrize(
