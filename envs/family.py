@@ -58,7 +58,7 @@ class FamilyPreset:
         network_on_cpu: flags that replace flags of `network` if the network is trained on a CPU.
         learning: flags of APPO; every other algorithm keeps its own in its `presets.py`.
         learning_on_cpu: flags that replace flags of `learning` if the network is trained on a CPU.
-        discount: `--gamma` of APPO and of learning from datasets; None: the default of the flag.
+        discount: `--gamma` of APPO, PPO and learning from datasets; None: the default of the flag.
     """
 
     ids: str

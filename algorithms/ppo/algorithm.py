@@ -11,6 +11,7 @@ from appo.algorithms.parts.config import SURROGATE_PANEL
 from appo.algorithms.ppo import presets
 from appo.algorithms.ppo.config import METRICS, STREAMING_METRICS, PPOConfig
 from appo.algorithms.runtime.algorithm import Context
+from appo.envs.presets import discount_preset
 
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
@@ -40,7 +41,7 @@ class PPO(ActorCriticAlgorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, {})
+        return presets.PRESETS.get(name) or discount_preset(name) | presets.WITHOUT_BUDGET.get(name, {})
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""

@@ -69,7 +69,7 @@ PRESETS: dict[str, Preset] = {
     "HalfCheetah": HALF_CHEETAH,
     "atari": ATARI,
 }
-"""Name of a preset -> flags of learning. Other known environments use the defaults of the flags."""
+"""Name of a preset -> flags of learning. Other known environments have `WITHOUT_BUDGET`."""
 
 
 def _iteration(envs: int, rollout: int, batch_size: int) -> Preset:
@@ -109,6 +109,13 @@ SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
 )
 """Presets for `--preset=sample_efficient`. docs/ppo.md has returns of CartPole, Acrobot, LunarLander and HalfCheetah;
 the others have not been measured."""
+
+WITHOUT_BUDGET: dict[str, Preset] = {
+    name: {flag: value for flag, value in preset.items() if flag not in ("train_for_env_steps", "env_kwargs")}
+    for name, preset in SAMPLE_EFFICIENT.items()
+}
+"""Default presets of environments that `PRESETS` does not contain: the recipes, for the environments as they are and
+any budget. Without a budget, a rate with a linear schedule stays."""
 
 IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
 """The values of `ATARI` that need no budget, for unknown environments with images; numbers use the defaults."""

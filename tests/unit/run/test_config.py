@@ -606,6 +606,32 @@ def test_a_recipe_brings_its_first_deviation(algo: str, stddevs: dict[float, tup
             assert parse_train(words).model.initial_stddev == expected, name
 
 
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ("Walker2d-v5", {"gamma": 0.99, "normalize_returns": True, "initial_stddev": 0.6065, "batch_size": 64}),
+        ("Ant-v5", {"gamma": 0.99, "normalize_returns": True, "initial_stddev": 0.6065, "env_kwargs": {}}),
+        ("Swimmer-v5", {"gamma": 0.9999, "normalize_returns": True, "batch_size": 256, "rollout": 1024}),
+        ("Reacher-v5", {"gamma": 0.9, "normalize_returns": True, "initial_stddev": 0.6065}),
+        ("Pendulum-v1", {"gamma": 0.9, "normalize_returns": False, "learning_rate": 1e-3, "rollout": 1024}),
+    ],
+)
+def test_a_default_preset_of_ppo_is_the_recipe_without_its_budget(env: str, expected: dict[str, object]) -> None:
+    found = parse_train([f"--env={env}", "--algo=PPO"]).to_flat()
+    assert {name: found[name] for name in expected} == expected
+    assert (found["actor_critic_share_weights"], found["env_kwargs"]) == (False, {})
+    assert found["train_for_env_steps"] == FLAGS["train_for_env_steps"].default
+
+
+def test_without_a_recipe_ppo_has_the_discount_of_the_environment() -> None:
+    discounts = {"MountainCarContinuous-v0": 0.999, "highway-v0": 0.8, "Taxi-v3": 0.99}
+    for env, discount in discounts.items():
+        known = find_preset(env, "cpu", find_algorithm("PPO"))
+        assert known is not None
+        learning = {name: x for name, x in known.items() if name in FLAGS_OF_PPO["learning"]}
+        assert learning == ({} if discount == 0.99 else {"gamma": discount})
+
+
 @pytest.mark.parametrize("preset", ["default", "sample_efficient"])
 @pytest.mark.parametrize("name", ppo_returns.TRIALS)
 def test_presets_of_ppo_have_the_measured_flags(name: str, preset: str) -> None:
