@@ -127,6 +127,18 @@ class ActionMasks(FindsMask):
         for row in rows:
             self.write_row(obs, int(row), mask_of_batched(infos, int(row), self.form.size))
 
+    def write_final(self, final_obs: dict[str, Array], infos: Mapping[str, Any], ended: BoolArray) -> None:
+        """Write the masks of final observations [R, *] of `ended` rows [R] from the infos of the last steps.
+
+        No action follows, so a mask may be missing, and every choice is then allowed.
+
+        Raises:
+            SpaceMismatch: a mask is of another size, or has other values.
+        """
+        for row in np.flatnonzero(ended).tolist() if self.in_info else ():
+            info = mask_of_batched(infos, row, self.form.size)
+            final_obs[MASK_KEY][row] = 1 if info.get(MASK_KEY) is None else self.choices(None, info)
+
     def choices(self, observation: Any, info: Mapping[str, Any]) -> BoolArray:
         """Return the mask [M] after an observation and an info of the environment.
 

@@ -61,18 +61,21 @@ class QNetwork(ActorCritic):
         return [self.tower]
 
     def allowed(self, obs: Observations, num_batch_dims: int) -> Tensor | None:
-        """Return allowed choices [..., L] from the mask in observations [..., *], bins always; None without a mask."""
+        """Return allowed choices [..., L] from the mask in observations [..., *]; None without a mask.
+
+        Bins are always allowed. So is every choice of a branch whose mask allows none: no action follows the last
+        observation of an episode, and its value is that of the best choice.
+        """
         if MASK_KEY not in obs:
             return None
         mask = obs[MASK_KEY].flatten(num_batch_dims) > 0
-        if mask.shape[-1] == sum(self.sizes):
-            return mask
         pieces, begin = [], 0
         for part in self.parts:
             if part.kind == "bins":
                 pieces.append(mask.new_ones(*mask.shape[:-1], part.size))
             else:
-                pieces.append(mask[..., begin : begin + part.size])
+                piece = mask[..., begin : begin + part.size]
+                pieces.append(piece | ~piece.any(-1, keepdim=True))
                 begin += part.size
         return torch.cat(pieces, dim=-1)
 

@@ -19,7 +19,7 @@ from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, layers, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow, step_row
-from appo.envs.vectors.autoreset import FIRST_ENDS, Contradiction, Ends, final_obs_in, gathered
+from appo.envs.vectors.autoreset import FIRST_ENDS, LAST_INFO, Contradiction, Ends, final_obs_in, gathered
 from appo.envs.vectors.recorder import VectorRecorder
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
 from appo.envs.wrappers.normalization import own_normalization
@@ -227,6 +227,7 @@ class GymVector:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
             self._verify(row.final_obs, infos)
+            self._write_final_masks(row.final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
             require_info(self.name, "reset", infos)
             self._observations.write_batch(row.obs, observation)
@@ -240,7 +241,13 @@ class GymVector:
                 if final_obs_in(infos)[0] is None
                 else f"{self.name}: final_obs of truncated env {lacks[0]} is missing (SAME_STEP)"
             )
+        self._write_final_masks(row.final_obs, infos.get(LAST_INFO) or {})
         return infos
+
+    def _write_final_masks(self, final_obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
+        """Write the masks of final observations: the policy values the best allowed choice."""
+        if self._masks is not None:
+            self._masks.write_final(final_obs, infos, self._ended)
 
     def _verify(self, shown: dict[str, Array], infos: Mapping[str, Any]) -> None:
         """Count the rows that ended, and compare observations of these rows with the final observations in infos."""

@@ -91,6 +91,29 @@ def test_bins_are_chosen_freely_beside_what_a_mask_forbids() -> None:
     assert (unmasked[:, 1] == 1).any()
 
 
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]),
+        ([0, 0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0, 0]),
+        ([0, 1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1, 1]),
+        ([1, 0, 1, 0, 0, 1, 1], [1, 0, 1, 0, 0, 1, 1]),
+    ],
+)
+def test_a_branch_without_an_allowed_choice_has_the_value_of_its_best(mask: list[int], expected: list[int]) -> None:
+    policy = policy_of()
+    policy.records = frozenset({"final_value"})
+    obs = {"obs": torch.randn(1, 5), MASK_KEY: torch.tensor([mask], dtype=torch.uint8)}
+    allowed = policy.model.allowed(obs, 1)
+    assert allowed is not None
+    assert allowed.int().tolist() == [expected]
+    first, state = torch.zeros(1, dtype=torch.bool), torch.zeros(1, 0)
+    with torch.inference_mode():
+        q = policy.model.q_values(obs, first, state)[0][0].masked_fill(torch.tensor(expected) == 0, -1e30)
+        final = policy.final(obs, first, state)["final_value"]
+    assert float(final) == pytest.approx(float(q[:4].max() + q[4:].max()) / 2, abs=1e-6)
+
+
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_values_of_what_was_done_and_of_the_best_are_recorded(rescaled: bool) -> None:
     policy, obs = policy_of(epsilon=torch.tensor([1.0]), rescaled=rescaled), {"obs": torch.randn(50, 5)}

@@ -77,6 +77,33 @@ def test_every_form_is_stored_as_exactly_what_is_legal(case: tuple[str, str, str
     group.close()
 
 
+class Falling(gymnasium.Env[Any, Any]):
+    """Is truncated after three steps; a step allows the choice with the number of the step, the last step too."""
+
+    observation_space, action_space = spaces.Box(0.0, 9.0, (1,), np.float32), spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._show()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        observation, info = self._show()
+        return observation, 0.0, False, self.count == 3, info
+
+    def _show(self) -> tuple[Any, dict[str, Any]]:
+        return np.full(1, self.count, np.float32), {"action_mask": np.eye(4, dtype=np.int8)[self.count]}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_final_observation_has_the_mask_of_the_last_step(mode: AutoresetMode) -> None:
+    group = GymVector(lambda: SyncVectorEnv([Falling] * ENVS, autoreset_mode=mode), name="Falling")
+    rollout = collect(group, 4, list(range(ENVS)), lambda obs: obs["action_mask"].argmax(-1)[:, None])
+    assert rollout.obs["action_mask"].argmax(-1)[:, 0].tolist() == [0, 1, 2, 0, 1]
+    assert rollout.final_obs["action_mask"][2].tolist() == [[0, 0, 0, 1]] * ENVS
+    group.close()
+
+
 MULTI = spaces.MultiDiscrete([5, 4])
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 DOES_NOT_FIT = "observation key action_mask does not fit the action space MultiDiscrete([5 4])"

@@ -143,6 +143,24 @@ def test_a_missing_mask_and_one_of_another_size_are_named(infos: dict[str, Any],
     assert str(caught.value) == f"Env: info key action_mask: {words}"
 
 
+@pytest.mark.parametrize(
+    ("infos", "expected"),
+    [
+        ({}, [[1, 1], [77, 77], [1, 1]]),
+        ({"action_mask": np.array([[1, 0], [0, 1], [0, 0]])}, [[1, 0], [77, 77], [0, 0]]),
+        (
+            {"action_mask": np.array([[0, 0], [0, 0], [0, 1]]), "_action_mask": np.array([False, False, True])},
+            [[1, 1], [77, 77], [0, 1]],
+        ),
+        ({"action_mask": np.array([None, None, (1, 0)], object)}, [[1, 1], [77, 77], [1, 0]]),
+    ],
+)
+def test_a_final_observation_without_a_mask_allows_every_choice(infos: dict[str, Any], expected: list[Any]) -> None:
+    masks, obs = masks_of(spaces.Discrete(2), 3)
+    masks.write_final(obs, infos, np.array([True, False, True]))
+    assert obs["action_mask"].tolist() == expected
+
+
 def test_a_living_row_needs_a_choice_in_every_component() -> None:
     masks, obs = masks_of(spaces.MultiDiscrete([2, 3]), 3)
     obs["action_mask"][:] = [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
