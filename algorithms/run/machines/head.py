@@ -18,6 +18,7 @@ from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.machines.bridge import BridgePlan, BridgeWorker
 from appo.algorithms.runtime.machines.packing import SlotPacking
 from appo.algorithms.runtime.memory.arena import Arena
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import Address, Worker
 from appo.algorithms.runtime.processes.pool import Workers
@@ -70,7 +71,8 @@ class HeadBlueprint(Blueprint):
             "layout": f"{packing.layout} {self.models[0].num_weights}",
         }
         wake, limit = plan.links.bells[plan.name].ring, config.sampling.reset_timeout_seconds
-        wire = RayWire(self.cluster, request, user_modules(config), ring, wake, limit)
+        published = ring, LearnerLedger(packing.trajectories, 0)
+        wire = RayWire(self.cluster, request, user_modules(config), published, wake, limit)
         slots = range(t.slots_of(groups.start).start, t.slots_of(groups.stop - 1).stop)
         draw = seed_of(seeds.spawn(1)[0])
         return BridgeWorker(

@@ -104,11 +104,12 @@ class Machine:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def prepare(self, request: str, version: int, expected: int, weights: bytes) -> str:
+    def prepare(self, request: str, env_steps: int, version: int, expected: int, weights: bytes) -> str:
         """Compare packages and environment with the head's, and start acting with the weights.
 
         Args:
             request: JSON with flags, seed, number of actors, versions and layout of the head.
+            env_steps: env steps that the learner has counted.
             version: version of the weights.
             expected: checksum of the weights.
             weights: [P] float32.
@@ -120,7 +121,7 @@ class Machine:
         if why := difference(wanted["versions"], versions(str(wanted["flags"]["env"]))):
             return json.dumps({"error": why})
         ready: Future[str] = Future()
-        first = (version, expected, weights)
+        first = (env_steps, version, expected, weights)
         self._thread = threading.Thread(target=self._supervise, args=(wanted, first, ready), daemon=True)
         self._thread.start()
         return ready.result()
@@ -130,10 +131,10 @@ class Machine:
         assert self._uplink is not None
         return self._uplink.take(TAKE_SECONDS)
 
-    def give(self, released: bytes, version: int, expected: int, weights: bytes) -> int:
-        """Take weights and releases, see `Uplink.give`; return the version."""
+    def give(self, released: bytes, env_steps: int, version: int, expected: int, weights: bytes) -> int:
+        """Take weights, releases and the count of env steps, see `Uplink.give`; return the version."""
         assert self._uplink is not None
-        self._uplink.give(released, version, expected, weights)
+        self._uplink.give(released, env_steps, version, expected, weights)
         return version
 
     def end(self) -> bytes:
@@ -143,7 +144,7 @@ class Machine:
             self._thread.join(2 * STOP_SECONDS)
         return b"" if self._uplink is None else self._uplink.take(0.0)
 
-    def _supervise(self, wanted: Mapping[str, Any], first: tuple[int, int, bytes], ready: "Future[str]") -> None:
+    def _supervise(self, wanted: Mapping[str, Any], first: tuple[int, int, int, bytes], ready: "Future[str]") -> None:
         try:
             with contextlib.ExitStack() as stack:
                 _remove_old_folders()

@@ -17,6 +17,7 @@ from typing import Any
 from appo.algorithms.run.machines.cluster import Cluster
 from appo.algorithms.run.machines.machine import Machine
 from appo.algorithms.runtime.machines.packets import encode_releases
+from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.weights import WeightRing, checksum
 from appo.utils.errors import UsageError
 from appo.utils.logging import SHOWN
@@ -76,7 +77,7 @@ class RayWire:
     """All actor machines of a cluster, see `Wire`. The Ray actors end with the process of the bridge.
 
     A machine has `patience_seconds` to make the environment. `wake` wakes the bridge, from any thread; each machine
-    gets `actors` and `seed` in the `request` of `Machine.prepare`.
+    gets `actors` and `seed` in the `request` of `Machine.prepare`, and the env steps in the `ledger` of the learner.
 
     Raises:
         UsageError: no cluster answers, or a machine lacks a package or has another environment.
@@ -87,11 +88,12 @@ class RayWire:
         cluster: Cluster,
         request: Mapping[str, Any],
         modules: list[str],
-        ring: WeightRing,
+        published: tuple[WeightRing, LearnerLedger],
         wake: Callable[[], None],
         patience_seconds: float,
     ) -> None:
-        self.cluster, self.request, self.ring, self.wake = cluster, request, ring, wake
+        self.cluster, self.request, self.wake = cluster, request, wake
+        self.ring, self.ledger = published
         self.links: dict[int, Link] = {}
         self._inbox: deque[tuple[int, str, concurrent.futures.Future[Any]]] = deque()
         self._numbers, self._begun = itertools.count(), False
@@ -99,7 +101,7 @@ class RayWire:
         self._look_due = time.monotonic() + LOOK_SECONDS
         self._version, self._checksum, self._weights = 0, 0, None
         self.ray = connect(cluster, modules)
-        while not ring.published:  # the learner starts at the same time
+        while not self.ring.published:  # the learner starts at the same time
             time.sleep(0.01)
         self._gather(time.monotonic() + patience_seconds + PREPARE_SECONDS)
 
@@ -213,8 +215,9 @@ class RayWire:
         self.links[number] = link
         own = {"actors": self.request["actors"] or cores, "seed": (self.request["seed"] + number + 1) % 2**63}
         link.version, expected, weights = self._newest()
+        env_steps = self.ledger.noted()["env_steps"]
         asked = json.dumps({**self.request, **own})
-        self._listen(link, "ready", link.actor.prepare.remote(asked, link.version, expected, weights))
+        self._listen(link, "ready", link.actor.prepare.remote(asked, env_steps, link.version, expected, weights))
 
     def _note_ready(self, link: Link, answer: str, *, must: bool = False) -> None:
         error = json.loads(answer).get("error")
@@ -254,12 +257,13 @@ class RayWire:
         return link.is_ready and not link.is_giving and (bool(link.releases) or is_old)
 
     def _give(self, link: Link, now: float) -> None:
-        """Send releases, with the newest weights if new to the machine."""
+        """Send releases and the count of env steps, with the newest weights if new to the machine."""
         version, expected, weights = self._newest()
         new = version > link.version
         sent = (version, expected, weights) if new else (0, 0, b"")
         give = link.actor.give.options(concurrency_group="down")
-        self._listen(link, "given", give.remote(encode_releases(link.releases), *sent))
+        env_steps = self.ledger.noted()["env_steps"]
+        self._listen(link, "given", give.remote(encode_releases(link.releases), env_steps, *sent))
         link.releases, link.is_giving = [], True
         if new:
             link.version, link.gave = version, now

@@ -57,6 +57,7 @@ def _policy_worker(
         seed=seed_of(b.seeds(POLICY_WORKER.name, address.index, address.member, *life)),
         group_seeds=tuple(seed_of(b.seeds("actions", group, *life)) for group in alone),
         replaces=generation > 0,
+        learns=address.index < t.num_policies and address.index not in b.config.frozen,
         whole_rollouts=b.algorithm.whole_rollouts,
     )
     context = b.context(address.index, device.name, arena=arena)

@@ -40,7 +40,8 @@ class Follows(Protocol):
     def follow(self, env_steps: int) -> None:
         """Note the env steps of the policy that its learner has counted, steps of earlier starts included.
 
-        The count is read from shared memory before every forward pass; steps in slots on the way are not counted yet. A
+        The count is read from shared memory before every forward pass; steps in slots on the way are not counted yet.
+        A policy without a learner, a past version or a frozen policy, is given `sys.maxsize` once. A
         captured pass on a GPU repeats no Python, so `act` must read a tensor that this method changes in place. Players
         never call the method: their policy acts as if training were over.
         """

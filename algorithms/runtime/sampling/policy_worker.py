@@ -1,5 +1,6 @@
 """The policy worker: answers all waiting requests with one forward pass."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ class ActingPlan:
         group_seeds: seed of the random numbers of each group; groups then act one by one, and the order of requests
             makes no difference (lockstep). (): all groups act together.
         replaces: whether another policy worker died in this place; recurrent states are then rebuilt from the slots.
+        learns: whether a learner trains the policy and counts its env steps; not for past versions and frozen policies.
         whole_rollouts: fetch weights only at the begin of a trajectory. With one group per actor, in the `local`
             placement, one version then acts in all steps of a trajectory.
     """
@@ -45,6 +47,7 @@ class ActingPlan:
     seed: int
     group_seeds: tuple[int, ...] = ()
     replaces: bool = False
+    learns: bool = True
     whole_rollouts: bool = False
 
 
@@ -136,8 +139,10 @@ class PolicyWorker:
         self.trajectories, self.finals = trajectories, finals
         self.rollout, self.num_rows = trajectories.valid.shape[1:]
         self.version = 0
-        learns = address.index < len(trajectories.learner_counts)  # past versions do not
-        self._follows = engine.policy if learns and isinstance(engine.policy, Follows) else None
+        self._follows = engine.policy if isinstance(engine.policy, Follows) else None
+        if self._follows is not None and not plan.learns:  # no count will ever end a beginning such as random actions
+            self._follows.follow(sys.maxsize)
+            self._follows = None
         self.requests: dict[int, ActionRequest] = {}  # the newest of each group
         self.live_state = engine.live_state
         self.chance = self._chance(plan.seed)

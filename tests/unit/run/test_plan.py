@@ -103,6 +103,18 @@ def test_every_process_gets_its_workers(placement: str) -> None:
         assert all(isinstance(workers[str(address)], kinds[address.role]) for address in addresses)
 
 
+def test_frozen_policies_and_past_versions_have_no_learner_to_follow() -> None:
+    blueprint = blueprint_of("central", num_policies=3, frozen_policies=[1])
+    blueprint = replace(blueprint, topology=replace(blueprint.topology, num_past=2))
+    learns = {
+        str(address): worker.plan.learns
+        for name in blueprint.topology.processes()
+        for address, worker in workers_of(blueprint, name).items()
+        if isinstance(worker, PolicyWorker)
+    }
+    assert list(learns.values()) == [True, False, True, False, False], learns
+
+
 def test_a_blueprint_travels_to_processes() -> None:
     blueprint = blueprint_of()
     assert pickle.loads(pickle.dumps(blueprint)) == blueprint

@@ -247,7 +247,7 @@ def test_the_uplink_takes_each_hand_over_once_and_releases_what_the_head_has_rel
     assert [(s.slot, s.sequence) for s in decode(uplink.take(0.0)).slots] == [(2, 1)]
     assert decode(uplink.take(0.0)).slots == ()
     assert there.trajectories.owner[2] == 1  # the group writes nothing until the head has released it
-    uplink.give(encode_releases([(2, 1)]), 0, 0, b"")
+    uplink.give(encode_releases([(2, 1)]), 0, 0, 0, b"")
     assert (there.trajectories.released[2, 0], woken) == (1, [2])
     fill(there, 2)
     assert [(s.slot, s.sequence) for s in decode(uplink.take(0.0)).slots] == [(2, 2)]
@@ -257,7 +257,7 @@ def test_weights_are_published_before_slots_are_released() -> None:
     uplink, there, _ = machine()
     seen: list[int] = []
     uplink.wake = lambda slot: seen.append(uplink.ring.published)
-    uplink.give(encode_releases([(0, 1)]), 4, checksum(WEIGHTS), WEIGHTS.tobytes())
+    uplink.give(encode_releases([(0, 1)]), 0, 4, checksum(WEIGHTS), WEIGHTS.tobytes())
     assert seen == [4]
     version, weights = WeightRing(there.arena, 0).fetch(0)
     assert version == 4
@@ -267,10 +267,19 @@ def test_weights_are_published_before_slots_are_released() -> None:
 
 def test_damaged_and_old_weights_are_not_published() -> None:
     uplink, _, _ = machine()
-    uplink.give(b"", 4, checksum(WEIGHTS), WEIGHTS.tobytes())
-    uplink.give(b"", 5, checksum(WEIGHTS) + 1, WEIGHTS.tobytes())
-    uplink.give(b"", 3, checksum(WEIGHTS), WEIGHTS.tobytes())
+    uplink.give(b"", 0, 4, checksum(WEIGHTS), WEIGHTS.tobytes())
+    uplink.give(b"", 0, 5, checksum(WEIGHTS) + 1, WEIGHTS.tobytes())
+    uplink.give(b"", 0, 3, checksum(WEIGHTS), WEIGHTS.tobytes())
     assert uplink.ring.published == 4
+
+
+@pytest.mark.parametrize("counts", [(0,), (7, 12), (12, 12, 40)])
+def test_policies_of_a_machine_see_the_env_steps_that_the_learner_has_counted(counts: tuple[int, ...]) -> None:
+    uplink, there, _ = machine()
+    for env_steps in counts:
+        uplink.give(b"", env_steps, 0, 0, b"")
+    noted = LearnerLedger(there.trajectories, 0).noted()
+    assert noted == dict.fromkeys(noted, 0) | {"env_steps": counts[-1]}
 
 
 def test_reports_of_actors_travel_with_the_next_packet() -> None:
@@ -298,7 +307,7 @@ def test_a_machine_fills_no_more_slots_than_it_has_while_the_head_releases_none(
     assert len(handed) == 4
     assert not any(there.trajectories.released.reshape(-1))
     list(bridge.handle(SlotReleased(0, handed[1].slot, 1)))
-    uplink.give(encode_releases([(slot, sequence) for _, slot, sequence in wire.released]), 0, 0, b"")
+    uplink.give(encode_releases([(slot, sequence) for _, slot, sequence in wire.released]), 0, 0, 0, b"")
     assert there.trajectories.released[:, 0].tolist() == [0, 1, 0, 0]
 
 

@@ -121,18 +121,19 @@ class Counting(StochasticPolicy):
         self.followed = [*getattr(self, "followed", []), env_steps]
 
 
-def test_a_policy_can_follow_the_env_steps_that_its_learner_has_counted() -> None:
+@pytest.mark.parametrize(("learns", "followed"), [(True, [0, 12]), (False, [sys.maxsize])])
+def test_a_policy_follows_the_env_steps_that_its_learner_has_counted(learns: bool, followed: list[int]) -> None:
     acting = acting_of(config=PLAIN)
-    policy = Counting(acting.worker.policy.flat, SPEC)
-    engine = ENGINES[kind](policy, acting.worker.plan, acting.world.trajectories)
+    policy, plan = Counting(acting.worker.policy.flat, SPEC), replace(acting.worker.plan, learns=learns)
+    engine = ENGINES[kind](policy, plan, acting.world.trajectories)
     worker = PolicyWorker(
-        acting.worker.address, acting.worker.plan, engine, acting.ring, acting.world.trajectories, acting.world.finals
+        acting.worker.address, plan, engine, acting.ring, acting.world.trajectories, acting.world.finals
     )
     ledger = LearnerLedger(acting.world.trajectories, 0)
     for env_steps in (0, 12):
         ledger.note({name: env_steps * (name == "env_steps") for name in ledger.NAMES})
         list(worker.answer([request(0, 0)]))
-    assert policy.followed == [0, 12]
+    assert policy.followed == followed
 
 
 @pytest.mark.parametrize("config", [GRU, replace(GRU, rnn_type="lstm"), PLAIN])
