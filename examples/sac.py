@@ -43,7 +43,7 @@ class SACConfig(ReplayConfig):
     @property
     def uses_per_step(self) -> float:
         """Uses of every agent step in training."""
-        return self.updates_per_step * self.batch_size
+        return self.updates_per_step * self.mix.played(self.batch_size)
 
     def one_update(self, size: int) -> "SACConfig":
         """Return flags for one update on so many new samples, for measuring time."""

@@ -73,7 +73,7 @@ class ApexConfig(ReplayConfig):
 
     def one_update(self, size: int) -> Self:
         """Return flags for training once on so many new samples, for measuring time."""
-        return replace(super().one_update(size), replay_ratio=1.0)
+        return replace(super().one_update(size), replay_ratio=self.mix.played(size) / size)
 
     def check(self) -> None:
         """Refuse contradictory flags (UsageError)."""

@@ -107,6 +107,14 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         raise NotImplementedError(f"{type(self).__name__} has no pace")
 
     @property
+    def updates_per_step(self) -> float:
+        """Optimizer steps per agent step, on average; 0: as many as the learner manages.
+
+        A use is a played step of a batch, and steps of datasets are no uses.
+        """
+        return self.uses_per_step / self.mix.played(self.batch_size)
+
+    @property
     def sequences(self) -> bool:
         """Whether whole trajectories are drawn and not single steps."""
         return False
@@ -118,8 +126,8 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
 
     @property
     def ppo_epochs(self) -> float:
-        """Uses of a step."""
-        return self.uses_per_step or 1.0
+        """Steps of batches per agent step, steps of datasets included."""
+        return self.updates_per_step * self.batch_size or 1.0
 
     @property
     def macro_batch_columns(self) -> int:
@@ -129,13 +137,13 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
     @property
     def waiting_columns(self) -> int:
         """Trajectories that actors may play ahead of the learner: as many as owe an update, at least one."""
-        steps = self.batch_size / self.uses_per_step if self.uses_per_step > 1 else self.batch_size
+        steps = min(self.batch_size, 1 / self.updates_per_step) if self.updates_per_step else self.batch_size
         return max(1, int(steps) // self.rollout)
 
     @property
     def updates_per_version(self) -> int:
         """Optimizer steps between two published sets of weights, see `--max_weight_sync_delay`."""
-        return max(1, round(self.max_weight_sync_delay * self.ppo_epochs / self.batch_size))
+        return max(1, round(self.max_weight_sync_delay * (self.updates_per_step or 1 / self.batch_size)))
 
     def beta(self, progress: float) -> float:
         """Return the exponent of importance weights; `progress` is the used share of the budget, in [0, 1]."""
@@ -169,7 +177,8 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
 
 REPLAY_METRICS = {
     "replay/size": "steps that can be drawn",
-    "replay/uses_per_step": "uses per step since training began: --replay_ratio, or updates_per_step * batch_size",
+    "replay/uses_per_step": "uses per step since training began: --replay_ratio, or updates_per_step times the steps of"
+    " a batch that come from actors",
     "replay/age_samples": "mean age of what was drawn, in agent steps",
     "replay/age_updates": "the same in versions of the weights",
     "replay/mean_priority": "mean of (error + epsilon)^alpha over all steps that can be drawn",

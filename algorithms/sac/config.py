@@ -64,7 +64,7 @@ class SACConfig(ReplayConfig):
     @property
     def uses_per_step(self) -> float:
         """Uses of every agent step in training, on average; 0: as many as the learner manages."""
-        return self.updates_per_step * self.batch_size
+        return self.updates_per_step * self.mix.played(self.batch_size)
 
     def one_update(self, size: int) -> Self:
         """Return flags for training once on so many new samples, for measuring time."""

@@ -20,11 +20,13 @@ from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.offline.config import CloningConfig
 from appo.algorithms.replay.algorithm import read_transitions
+from appo.algorithms.replay.config import ReplayConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 from tests.unit.datasets.data import LENGTHS, SPEC, episodes, written
 from tests.unit.runtime.worlds import world_of
@@ -88,6 +90,31 @@ def test_shares_that_are_none_are_refused(words: Sequence[str], error: str) -> N
 def test_what_an_algorithm_cannot_mix_is_refused(config: Any, error: str) -> None:
     with pytest.raises(UsageError, match=error):
         config().check()
+
+
+HALF, QUARTER = ("sampler:0.5", "a:0.5"), ("sampler:0.25", "a:0.5", "b:0.25")
+
+
+@pytest.mark.parametrize(
+    ("config", "uses", "updates", "waiting", "per_version"),
+    [
+        (SACConfig(updates_per_step=1.0), 256.0, 1.0, 1, 1),
+        (SACConfig(updates_per_step=1.0, input=HALF), 128.0, 1.0, 1, 1),
+        (SACConfig(updates_per_step=0.25, input=QUARTER, max_weight_sync_delay=40), 16.0, 0.25, 4, 10),
+        (SACConfig(updates_per_step=1 / 512, input=HALF), 0.25, 1 / 512, 256, 1),
+        (SACConfig(updates_per_step=0.0, input=HALF, max_weight_sync_delay=1024), 0.0, 0.0, 256, 4),
+        (ApexConfig(replay_ratio=8.0), 8.0, 8 / 512, 2, 6),
+        (ApexConfig(replay_ratio=8.0, input=HALF), 8.0, 8 / 256, 1, 12),
+        (ApexConfig(replay_ratio=1.0, input=QUARTER), 1.0, 1 / 128, 4, 3),
+    ],
+)
+def test_updates_per_step_count_batches_whatever_their_share_of_datasets(
+    config: ReplayConfig, uses: float, updates: float, waiting: int, per_version: int
+) -> None:
+    assert (config.uses_per_step, config.updates_per_step) == (uses, updates)
+    assert (config.waiting_columns, config.updates_per_version) == (waiting, per_version)
+    assert config.ppo_epochs == (updates * config.batch_size or 1.0)
+    assert config.one_update(64).updates_per_step == 1 / 64
 
 
 def test_shares_leave_nothing_over() -> None:

@@ -8,6 +8,7 @@ from appo.algorithms.replay.config import REPLAY_METRICS
 from appo.algorithms.runtime.learning.batches import BatchCounts, Entered
 from appo.algorithms.runtime.memory.ownership import LearnerLedger, note_columns_used
 from appo.algorithms.runtime.messages import SlotReleased
+from appo.algorithms.sac.config import SACConfig
 from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.replay.test_storage import one_step
 
@@ -81,6 +82,22 @@ def test_uses_per_step_are_what_the_flag_says(ratio: float) -> None:
         replay.fill()
         train(replay)
     assert replay.source.metrics()["replay/uses_per_step"] == pytest.approx(ratio, rel=0.02)
+
+
+@pytest.mark.parametrize(("words", "own"), [((), 16), (("sampler:0.5", "a:0.5"), 8), (("sampler:0.25", "a:0.75"), 4)])
+@pytest.mark.parametrize("updates", [0.5, 1.0, 2.0])
+def test_updates_per_step_of_a_mix_are_what_the_flag_says(words: tuple[str, ...], own: int, updates: float) -> None:
+    config = SACConfig(batch_size=16, updates_per_step=updates, input=words)
+    replay = replay_of(replay_ratio=config.uses_per_step, learning_starts=1)
+    replay.source.draw_of(own)
+    batches = 0
+    for number in range(4):
+        replay.hand_over(number, ends=0.0)
+        replay.fill()
+        while replay.source.take() is not None:
+            list(replay.source.trained([{"priority": np.ones((1, own), np.float32)}]))
+            batches += 1
+    assert batches == updates * 3 * STEPS  # the slot that began training is not made up for
 
 
 def test_without_a_ratio_nobody_waits() -> None:
