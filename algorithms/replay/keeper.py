@@ -175,6 +175,9 @@ class ReplayFile:
         if not storage.word.any():  # nothing of what has been read counts
             for name in WHOLE:
                 self._arrays[name][:] = 0
+        if not storage.plan.prioritized:  # the file may have priorities, which no batch would correct or update
+            leaf = self._arrays["leaf"]
+            leaf[leaf > 0] = 1.0
         storage.recover()
         self._saved = storage.word.copy()
         if storage.size:

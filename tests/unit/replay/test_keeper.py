@@ -85,6 +85,26 @@ def test_a_later_start_has_the_replay_of_the_one_before(
         assert np.array_equal(found.tree.levels[-1], storage.tree.levels[-1])
 
 
+@pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
+def test_a_later_start_without_priorities_draws_with_equal_probability(
+    tmp_path: Path, spec: EnvSpec, sequences: bool
+) -> None:
+    replay = filled(spec, tmp_path / "file", 3, sequences=sequences)
+    assert replay.source.take() is not None
+    error = np.linspace(0, 3, PLAN.batch_size).reshape((ROLLOUT, -1) if sequences else (1, -1))
+    list(replay.source.trained([{"priority": error}]))
+    file_of(replay).save()
+    before = replay.source.storage._leaf
+    assert len(np.unique(before[before > 0])) > 2
+    again = replay_of(spec, path=replay.path, replay_ratio=0.0, sequences=sequences, prioritized=False).source
+    assert np.array_equal(again.storage._leaf, before > 0)
+    assert again.storage.tree.total == np.count_nonzero(before)
+    again.part.set_pace(starts=1)
+    batch = again.take()
+    assert batch is not None
+    assert batch.recorded["weight"].unique().tolist() == [1.0]
+
+
 def test_a_later_start_owes_uses_of_what_enters_in_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     replay = replay_of(path=path)

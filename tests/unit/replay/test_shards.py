@@ -309,6 +309,22 @@ def test_each_shard_goes_on_with_its_file(tmp_path: Path) -> None:
     assert later.source.entered().samples == STEPS
 
 
+def test_each_shard_forgets_priorities_that_a_later_start_does_not_use(tmp_path: Path) -> None:
+    paths: list[Path | None] = [tmp_path / f"replay_p0.{shard}" for shard in range(SHARDS)]
+    replay = sharded(STACKS, paths, learning_starts=20)
+    for number in range(8):
+        replay.hand_over(number % 4, number % 2)
+        replay.train()
+    for shard in replay.shards:
+        assert shard.file is not None
+        shard.file.save()
+    later = sharded(STACKS, paths, learning_starts=20, prioritized=False)
+    for before, after in zip(replay.shards, later.shards, strict=True):
+        leaf = before.part.storage._leaf
+        assert len(np.unique(leaf[leaf > 0])) > 2
+        assert np.array_equal(after.part.storage._leaf, leaf > 0)
+
+
 def test_all_of_it_is_in_the_memory_plan() -> None:
     plan = replace(PLAN, capacity=10_000)
     topology = replace(TOPOLOGY, rows=ROWS, rollout=ROLLOUT, apart=((REPLAY, SHARDS),))
