@@ -45,8 +45,9 @@ class SAC(ReplayAlgorithm):
         is_squashed = any(part.kind == "tanh_gaussian" for part in spec.action.parts)
         if is_squashed or not all(abs(bound) < float("inf") for bound in bounds):
             raise UsageError(
-                "--algo=SAC needs actions between two bounds, the environment has numbers without: wrap it in"
-                " gymnasium.wrappers.RescaleAction or ClipAction, or take APPO or PPO"
+                "--algo=SAC needs actions between two bounds, the environment has numbers without: declare them"
+                " by gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(low, high)),"
+                " or take APPO or PPO"
             )
         raise UsageError("--algo=SAC squashes actions between their bounds: add --action_distribution=tanh_gaussian")
 

@@ -1,8 +1,11 @@
 """The policy of SAC: uniform at first, then of its distribution; what SAC refuses."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -65,7 +68,7 @@ FORMS = {"plain": ActionForm(scaled=True), "squashed": SQUASHED}
         (spaces.Discrete(3), "squashed", "needs continuous actions, the environment has choices: take APEX, PQN, APPO"),
         (spaces.Tuple((BOX, spaces.Discrete(3))), "squashed", "the environment has choices"),
         (BOX, "plain", "add --action_distribution=tanh_gaussian"),
-        (spaces.Box(0.0, float("inf"), (2,)), "plain", "wrap it in gymnasium.wrappers.RescaleAction"),
+        (spaces.Box(0.0, float("inf"), (2,)), "plain", "declare them by gymnasium.wrappers.TransformAction"),
         (spaces.Tuple((BOX, spaces.Box(-float("inf"), 1.0, (1,)))), "squashed", "needs actions between two bounds"),
     ],
 )
@@ -73,6 +76,34 @@ def test_other_actions_are_refused_in_one_line(action: Space, form: str, words: 
     with pytest.raises(UsageError, match=words):
         SAC().check(SACConfig(), spec_of(OBSERVATION, action, form=FORMS[form]))
     SAC().check(SACConfig(), SPEC)
+
+
+class Unbounded(gymnasium.Env[Any, Any]):
+    """Keeps the last action."""
+
+    observation_space, action_space = OBSERVATION, spaces.Box(-float("inf"), float("inf"), (2,))
+    action: list[float]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.action = action.tolist()
+        return OBSERVATION.sample(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "is_refused"),
+    [
+        (lambda env: env, True),
+        (gymnasium.wrappers.ClipAction, True),
+        (lambda env: gymnasium.wrappers.TransformAction(env, lambda action: action, BOX), False),
+    ],
+)
+def test_the_advice_gives_bounds_to_numbers_without(wrap: Any, is_refused: bool) -> None:
+    env = Unbounded()
+    wrapped = wrap(env)
+    with pytest.raises(UsageError, match="between two bounds") if is_refused else nullcontext():
+        SAC().check(SACConfig(), spec_of(OBSERVATION, wrapped.action_space, form=SQUASHED))
+    wrapped.step(np.array([-2.0, 4.0]))
+    assert env.action == [-2.0, 4.0]
 
 
 @pytest.mark.parametrize(
