@@ -167,6 +167,8 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
             raise UsageError(
                 f"--learning_starts={self.learning_starts} is above --replay_capacity={self.replay_capacity}"
             )
+        if self.mix.sampler and self.n_steps > self.replay_capacity:
+            raise UsageError(f"--n_steps={self.n_steps} is above --replay_capacity={self.replay_capacity}")
         if self.mix.datasets and self.num_replay_shards:
             raise UsageError(
                 f"--num_replay_shards={self.num_replay_shards}: datasets are mixed in where the learner has the replay"

@@ -191,6 +191,8 @@ def n_step_returns(
         terminated |= going & outcomes.terminated[at]
         truncated |= going & outcomes.truncated[at]
         going = going & ~terminated & ~truncated
+        if not going.any():
+            break
     return NStep(length, reward, np.where(terminated, 0.0, factor), terminated, truncated, end, room)
 
 

@@ -143,6 +143,7 @@ def test_the_third_that_explores_least_says_how_good_it_is() -> None:
         ({}, env_spec_of(ActionPart("bernoulli", 3)), "MultiBinary"),
         ({"batch_size": 100}, None, "--batch_size=100 is not a multiple of --rollout=32"),
         ({"learning_starts": 11, "replay_capacity": 10}, None, "--learning_starts=11 is above"),
+        ({"learning_starts": 10, "replay_capacity": 10, "n_steps": 11}, None, "--n_steps=11 is above --replay_capac"),
         ({"batch_replay": True, "rollout": 16, "burn_in": 16}, None, "--burn_in=16 leaves nothing of --rollout=16"),
         ({"lr_schedule": "kl_adaptive_epoch"}, None, "kl_adaptive_epoch"),
         ({"rollout": 2, "num_replay_shards": 2}, None, "--n_steps=3 is above --rollout=2: with --num_replay_shards"),
@@ -160,7 +161,14 @@ def test_what_it_cannot_learn_is_refused(flags: dict[str, Any], spec: EnvSpec | 
 
 
 @pytest.mark.parametrize(
-    "flags", [{"rollout": 1}, {"rollout": 3, "batch_replay": True}, {"rollout": 1, "input": ("set",)}]
+    "flags",
+    [
+        {"rollout": 1},
+        {"rollout": 3, "batch_replay": True},
+        {"rollout": 1, "input": ("set",)},
+        {"rollout": 1, "replay_capacity": 3, "learning_starts": 1},
+        {"rollout": 1, "replay_capacity": 2, "learning_starts": 1, "input": ("set",)},
+    ],
 )
 def test_sums_may_be_longer_than_a_trajectory_where_they_go_on_in_the_next(flags: dict[str, Any]) -> None:
     APEX().check(ApexConfig(n_steps=3, batch_size=12, **flags), None)

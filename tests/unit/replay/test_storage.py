@@ -89,6 +89,18 @@ def test_golden_returns() -> None:
     assert isinstance(found, NStep)
 
 
+@pytest.mark.parametrize("following", [None, [-1, -1]])
+def test_a_sum_stops_where_no_row_goes_on(following: list[int] | None) -> None:
+    """As above, in two columns of two steps, with an n that no loop would reach."""
+    terminated = np.array([False, False, True, False])
+    outcomes = Outcomes(np.ones(4, bool), np.array([1.0, 2.0, 4.0, 8.0]), terminated, np.zeros(4, bool), False)
+    places = None if following is None else np.array(following)
+    found = n_step_returns(outcomes, np.arange(4), np.array([2, 1, 2, 1]), 1, 10**15, 0.5, places)
+    assert found.length.tolist() == [2, 1, 1, 1]
+    assert found.reward.tolist() == [2.0, 2.0, 4.0, 8.0]
+    assert found.discount.tolist() == [0.25, 0.5, 0.0, 0.5]
+
+
 @pytest.mark.parametrize("spec", [SPEC, SAME_STEP], ids=["next_step", "same_step"])
 def test_first_priorities_are_errors_of_what_acting_recorded(spec: EnvSpec) -> None:
     replay = replay_of(spec)
