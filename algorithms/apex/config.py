@@ -57,6 +57,7 @@ class ApexConfig(ReplayConfig):
         "uses of every agent step in training: actors wait for the learner, and it for them, to keep it; 0 = as many"
         " as the learner manages",
         minimum=0,
+        needs="actors",
     )
     epsilon: float = same_flag(EpsilonConfig, "epsilon")
     epsilon_alpha: float = same_flag(EpsilonConfig, "epsilon_alpha")

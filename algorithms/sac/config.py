@@ -37,6 +37,7 @@ class SACConfig(ReplayConfig):
         "optimizer steps per agent step: actors wait for the learner, and it for them, to keep it; 0 = as many as the"
         " learner manages",
         minimum=0,
+        needs="actors",
     )
     num_critics: int = flag(
         2, "networks that value actions; the smallest of their values counts", minimum=1, fixed_on_resume=True

@@ -239,6 +239,14 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--epsilon has no effect: it is for algorithms that play environments",
             "--replay_capacity has no effect: it is for algorithms that play environments",
         ]),
+        (["--algo=APEX", "--replay_ratio=4", "--input=x"], NUMBERS, CHOICES, [
+            "--replay_ratio has no effect: it is for algorithms that play environments"
+        ]),
+        (["--algo=APEX", "--replay_ratio=4", "--input=sampler:0.5,x:0.5"], NUMBERS, CHOICES, []),
+        (["--algo=SAC", "--updates_per_step=4", "--input=x"], NUMBERS, REALS, [
+            "--updates_per_step has no effect: it is for algorithms that play environments"
+        ]),
+        (["--algo=SAC", "--updates_per_step=4", "--input=sampler:0.5,x:0.5"], NUMBERS, REALS, []),
         (["--algo=APEX", "--replay_compressed_share=0.5"], PICTURE, CHOICES, [
             "--replay_compressed_share has no effect: it is for --replay_compression=lz4"
         ]),
