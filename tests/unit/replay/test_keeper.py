@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from appo.algorithms.apex.algorithm import APEX
 from appo.algorithms.apex.config import ApexConfig
+from appo.algorithms.replay import keeper
 from appo.algorithms.replay.algorithm import REPLAY
 from appo.algorithms.replay.keeper import HEADER_BYTES, NOT_WRITTEN, REST, ReplayFile, ReplayKeeper
 from appo.algorithms.replay.storage import ReplayStorage
@@ -299,6 +301,29 @@ def test_a_file_of_another_shape_is_put_aside_with_all_that_it_holds(
     assert RunFolder(tmp_path).replays() == [path]
     (tmp_path / "replay_p0.old-3").rename(path)
     assert later(replay).source.storage.size == steps
+
+
+@pytest.mark.parametrize("nbytes", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("spec", [SPEC, STACKS], ids=["plain", "stacks"])
+def test_checksums_are_those_of_all_arrays_of_a_column_in_turn(
+    tmp_path: Path, spec: EnvSpec, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns are checked one by one, some at a time or all together, by the writing and by the reading process."""
+    monkeypatch.setattr(keeper, "CHECKED_BYTES", nbytes)
+    replay = filled(spec, tmp_path / "file", 8)  # 24 columns in 20 places
+    storage, file = replay.source.storage, file_of(replay)
+    file.save()
+    for column in range(storage.columns):
+        parts = [np.array([storage.word[column]]), file._arrays["note"][column, 1:]]
+        parts += [array[column] for name, array in storage.arrays.items() if name != "drawn"]
+        parts += [array[column] for array in storage.obs.values()]
+        parts += [file._arrays[name][column] for name in file._of_columns if name.count(".") == 2]
+        parts += [file._arrays[name][begin:end] for name, begin, end in file._frames_of(column)]
+        assert file._check[column] == zlib.crc32(b"".join(part.tobytes() for part in parts))
+    found = later(replay).source
+    assert found.file is not None
+    assert np.array_equal(found.file._check, file._check)
+    assert digest(found.storage) == digest(storage)
 
 
 @pytest.mark.parametrize(("spec", "sequences"), KINDS, ids=NAMES)
