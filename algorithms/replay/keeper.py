@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from appo.algorithms.replay.frame_stores import LARGEST
-from appo.algorithms.replay.storage import ReplayStorage
+from appo.algorithms.replay.storage import Pace, ReplayStorage
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.messages import Begin, Message, Stop, WorkerReport
@@ -204,12 +204,17 @@ class ReplayFile:
         word = np.zeros_like(storage.word)
         whole, used = self._read_words(descriptor, word), _used(word)
         storage.reserve_columns(used)
+        # Its mark `known` in shared memory would keep a successor of this process from loading the rest.
+        pace = np.zeros_like(storage.pace)
         for name in WHOLE:
-            self._read(descriptor, name, arrays[name])
+            self._read(descriptor, name, pace if name == "pace" else arrays[name])
         for name in self._of_columns:
             self._read(descriptor, name, arrays[name][:used])
         self._read(descriptor, CHECK, self._check)
-        if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (NOT_WRITTEN, _checksum_of_rest(word, arrays)):
+        if os.pread(descriptor, len(NOT_WRITTEN), REST) not in (
+            NOT_WRITTEN,
+            _checksum_of_rest(word, arrays | {"pace": pace}),
+        ):
             raise ValueError("it is damaged: words or priorities are not as they were written")
         if not len(whole):
             return  # the first writing was cut off
@@ -221,6 +226,7 @@ class ReplayFile:
         leaf = arrays["leaf"][: storage.columns * storage.leaves].reshape(storage.columns, storage.leaves)
         leaf[word == 0] = 0.0
         arrays["note"][:, 0] = -1  # they came from no slot of this start
+        storage.pace[:] = Pace(*pace.tolist())._replace(known=0)
         storage.word[:] = word
 
     def _read_words(self, descriptor: int, word: Array) -> Array:

@@ -18,7 +18,9 @@ from appo.algorithms.apex.config import ApexConfig
 from appo.algorithms.replay import keeper
 from appo.algorithms.replay.algorithm import REPLAY
 from appo.algorithms.replay.keeper import HEADER_BYTES, NOT_WRITTEN, REST, ReplayFile, ReplayKeeper
-from appo.algorithms.replay.storage import ReplayStorage
+from appo.algorithms.replay.part import ReplayPart
+from appo.algorithms.replay.storage import Pace, ReplayStorage
+from appo.algorithms.runtime.learning.batches import Entered
 from appo.algorithms.runtime.messages import Begin, Stop, WorkerReport
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec, ObservationSpec
@@ -150,6 +152,34 @@ def test_only_what_is_new_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 class Killed(BaseException):
     """Ends a process, as far as a test can."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "passage"), [(ReplayFile, "_check_columns"), (ReplayFile, "_check_content"), (ReplayPart, "begin")]
+)
+def test_a_successor_of_a_learner_that_died_while_loading_loads_all(
+    tmp_path: Path, owner: type, passage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = replay_of(path=tmp_path / "file")
+    insert(before, 3)
+    file_of(before).save()
+    replay = replay_of()
+    replay.source.storage.pace[:] = 0  # a start whose first learner loads the file
+    replay.path = before.path
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(owner, passage, die)
+    with pytest.raises(Killed):
+        replay.succeed()
+    monkeypatch.undo()
+    assert Pace(*replay.source.storage.pace.tolist()).known == 0
+    found = replay.succeed()
+    assert digest(found.storage) == digest(before.source.storage)
+    totals = before.source.storage.totals
+    assert found.pace == Pace(starts=totals.samples + 1, samples=-totals.samples, env_steps=-totals.env_steps, known=1)
+    assert found.entered() == Entered()
 
 
 @pytest.mark.parametrize("spec", [SPEC, STACKS], ids=["plain", "stacks"])
