@@ -64,6 +64,21 @@ def test_a_rank_is_killed_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_a_killed_rank_comes_back_to_an_environment_without_a_preset(tmp_path: Path) -> None:
+    """The rank reads flags that rank 0 has completed since the first start of both."""
+    with TrainingRun(tmp_path, *FLAGS, env="gymnasium.envs.classic_control:CartPoleEnv") as run:
+        run.wait_until(lambda: "learn together" in run.stdout, "group", COMES_SECONDS)
+        assert "no preset for gymnasium.envs.classic_control:CartPoleEnv" in run.stdout
+        os.kill(pid_of(run, 1), signal.SIGKILL)
+        run.wait_until(lambda: numbered(run.stdout + run.stderr, 1, "there"), "return", COMES_SECONDS)
+        run.wait_for_env_steps(run.env_steps() + 500)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait().exit_code == 143
+        run.seconds_until_gone(30.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_stopped_rank_is_left_out_and_comes_back(tmp_path: Path) -> None:
     with TrainingRun(tmp_path, *FLAGS) as run:
         run.wait_until(lambda: "learn together" in run.stdout, "group", COMES_SECONDS)

@@ -69,6 +69,7 @@ def announce(config: Config, rank: Rank, finished: str | None) -> Config:
         config = replace(config, run=replace(config.run, seed=secrets.randbits(32)))
     words = {
         "flags": _compared(config),
+        "undecided": sorted(config.undecided),
         "versions": _versions(),
         "seed": config.run.seed,
         "name": config.run.experiment,
@@ -92,7 +93,11 @@ def follow(config: Config, rank: Rank) -> tuple[Config, str | None]:
             raise AppoError(f"{_who(rank)}: rank 0 has not taken the folder of the run in {MEET_SECONDS:g} s")
         time.sleep(0.05)
     words = json.loads(store.get("about"))
-    for kind, dashes, mine in (("flags", "--", _compared(config)), ("versions", "", _versions())):
+    # A rank may read flags that rank 0 completed and saved after announcing them open, or find the opposite order.
+    undecided = words["undecided"]
+    config = config if undecided else _with_decided(config, words["flags"])
+    compared = {name: x for name, x in _compared(config).items() if name in config.given or name not in undecided}
+    for kind, dashes, mine in (("flags", "--", compared), ("versions", "", _versions())):
         others = words[kind]
         if name := next((name for name in mine if others.get(name) != mine[name]), None):
             own, first = words_of(mine[name]), words_of(others.get(name))
@@ -152,6 +157,13 @@ def _in_own_folder(config: Config, whole: RunConfig, rank: Rank, seed: int) -> C
         with_wandb=False,
     )
     return replace(config, run=run, logging=quiet, unnamed=False)
+
+
+def _with_decided(config: Config, flags: Mapping[str, object]) -> Config:
+    """Return the configuration with the undecided flags as rank 0 has saved them, perhaps in an earlier start."""
+    known = {name: value for name, value in flags.items() if name in config.undecided}
+    decided = Config.from_flat(config.to_flat() | known)
+    return replace(config, **{part: getattr(decided, part) for part in config.table.by_part}, undecided=frozenset())
 
 
 def _compared(config: Config) -> dict[str, Any]:

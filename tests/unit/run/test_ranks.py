@@ -1,5 +1,6 @@
 """A run as one of several learners: its place, its share of a batch, its seeds, and what it refuses."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,14 @@ import numpy as np
 import pytest
 
 from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.defaults import completed
+from appo.algorithms.run.folder import journal
 from appo.algorithms.run.plan import RunPlan
-from appo.algorithms.run.ranks.meeting import given_ranks, share_of
+from appo.algorithms.run.ranks.meeting import announce, follow, given_ranks, share_of
 from appo.algorithms.run.training import Training
+from appo.algorithms.run.trust import marked
 from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.learning import rank_store
 from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import UsageError
@@ -107,6 +112,59 @@ def test_a_batch_that_cannot_be_shared_is_refused(size: int, message: str) -> No
 def test_flags_that_several_learners_do_not_support_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_train(["--env=CartPole-v1", "--preset=none", "--num_learners=2", *words])
+
+
+def started(rank: int, *words: str, env: str = "UnknownEnv-v1") -> Config:
+    """The flags of a rank of a named run, as a start reads them."""
+    return parse_train([f"--env={env}", "--num_learners=2", "--train_dir=.", "--experiment=x", "--seed=1", *words])
+
+
+def saved(config: Config, **changed: object) -> Config:
+    """Complete the flags of rank 0 and save them, as a start does once the environment is known."""
+    whole = completed(config, env_spec_of())
+    values: Mapping[str, object] = whole.to_flat() | changed
+    config.run.run_directory.mkdir(parents=True)
+    journal(config.run.run_directory, marked(values), [], [0])
+    return whole
+
+
+def test_a_rank_that_reads_completed_flags_joins_a_rank_0_that_had_them_open() -> None:
+    first, place = started(0), replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port)
+    announce(first, replace(place, number=0), None)
+    assert len(first.undecided) > 150
+    whole = saved(first)
+    again = started(1)
+    assert not again.undecided
+    assert (first.learning.learning_rate, again.learning.learning_rate) == (0.0001, 0.001)
+    followed, reason = follow(again, place)
+    assert (followed.learning, reason) == (whole.learning, None)
+    with pytest.raises(UsageError, match=r"rank 1 .* has --learning_rate=0.01, rank 0 .* has 0.0001: all need"):
+        follow(started(1, "--learning_rate=0.01"), place)
+    del store
+
+
+def test_a_rank_with_open_flags_takes_those_that_rank_0_has_saved(tmp_path: Path) -> None:
+    """A resumed rank 0 has saved flags; a rank on a machine without the folder knows none of them."""
+    saved(started(0), learning_rate=0.02, encoder_mlp_layers=[32, 16])
+    place = replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port)
+    announce(started(0), replace(place, number=0), None)
+    further = started(1, "--train_dir=elsewhere")
+    assert further.undecided
+    followed, _ = follow(further, place)
+    assert not followed.undecided
+    assert (followed.learning.learning_rate, followed.model.encoder_mlp_layers) == (0.02, (32, 16))
+    assert followed.run.run_directory == Path("elsewhere/x/logs/rank_1")
+    with pytest.raises(UsageError, match=r"rank 1 .* has --rollout=16, rank 0 .* has 32: all need the same"):
+        follow(started(1, "--train_dir=elsewhere", "--rollout=16"), place)
+    del store
+
+
+def test_a_flag_that_rank_0_alone_is_given_is_refused() -> None:
+    place = replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port)
+    announce(started(0, "--learning_rate=0.01"), replace(place, number=0), None)
+    with pytest.raises(UsageError, match=r"has --learning_rate=0.0001, rank 0 .* has 0.01: all need the same"):
+        follow(started(1), place)
+    del store
 
 
 def test_programs_train_with_one_learner() -> None:
