@@ -13,6 +13,7 @@ from typing import Any
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.ranks.meeting import name_of_run
+from appo.algorithms.runtime.config import ENDLESS
 from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.algorithms.runtime.processes.restarts import Revival
 from appo.algorithms.runtime.ranks import Rank
@@ -109,9 +110,16 @@ def _watch(processes: Sequence[_Process], argv: Sequence[str], seconds: float) -
                     return 1
             elif one.process is None and one.revival.is_due(now):
                 if one.rank.number == 0 and (name := name_of_run(one.rank)):
-                    left = f"--train_for_seconds={max(1.0, seconds - (now - began)):.0f}"
-                    one.words = [f"--experiment={name}", "--restart_behavior=resume", left]
+                    one.words = _resuming(name, seconds, now - began)
                 log.warning("rank %d is started again, with pid %d", one.rank.number, one.start(argv))
+
+
+def _resuming(name: str, seconds: float, elapsed: float) -> list[str]:
+    """Return the words by which rank 0 goes on with the run, for what is left of the time."""
+    words = [f"--experiment={name}", "--restart_behavior=resume"]
+    if seconds < ENDLESS["seconds"]:  # a time on the command line takes the place of a preset's env steps
+        words.append(f"--train_for_seconds={max(1.0, seconds - elapsed):.0f}")
+    return words
 
 
 def _wait(processes: Sequence[_Process]) -> None:

@@ -11,6 +11,7 @@ from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.folder import journal
 from appo.algorithms.run.plan import RunPlan
+from appo.algorithms.run.ranks import launch
 from appo.algorithms.run.ranks.meeting import announce, follow, given_ranks, share_of
 from appo.algorithms.run.training import Training
 from appo.algorithms.run.trust import marked
@@ -165,6 +166,15 @@ def test_a_flag_that_rank_0_alone_is_given_is_refused() -> None:
     with pytest.raises(UsageError, match=r"has --learning_rate=0.0001, rank 0 .* has 0.01: all need the same"):
         follow(started(1), place)
     del store
+
+
+def test_a_restarted_rank_0_keeps_the_budget_of_the_preset() -> None:
+    saved(first := started(0, "--algo=PPO", env="CartPole-v1"))
+    words = launch._resuming("x", first.run.train_for_seconds, 10.0)
+    assert words == ["--experiment=x", "--restart_behavior=resume"]
+    again = started(0, "--algo=PPO", *words, env="CartPole-v1")
+    assert again.run.train_for_env_steps == first.run.train_for_env_steps == 100_000
+    assert launch._resuming("x", 3600.0, 10.0) == [*words, "--train_for_seconds=3590"]
 
 
 def test_programs_train_with_one_learner() -> None:
