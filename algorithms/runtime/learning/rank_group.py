@@ -54,9 +54,15 @@ T = TypeVar("T")
 
 
 class Member(Protocol):
-    """A learner worker, as the group uses it."""
+    """A learner worker, as the group uses it.
+
+    Attributes:
+        totals: counts of this rank.
+        known: counts of all ranks in the state that the worker began with; {} without a state.
+    """
 
     totals: dict[str, int]
+    known: dict[str, int]
     learner: Any
 
     def go_on_from(self, state: LearnerState) -> None:
@@ -290,6 +296,9 @@ class RankGroup:
         state, key = member.learner.state(), f"{self._epoch}/state"
         own = np.concatenate([vector.reshape(-1).view(np.uint8) for vector in state.vectors.values()])
         if is_leader := leader == self.rank.number:
+            if not self._table.any():  # all learners are new: the saved state alone says how much the others have done
+                others = [max(0, member.known.get(name, 0) - member.totals[name]) for name in COUNTED]
+                self._table[(leader + 1) % self.rank.size] = others
             self._table[leader] = [member.totals[name] for name in COUNTED] + self._offset
             meta = {name: value for name, value in state.meta.items() if name != "generator"}
             words = json.dumps({"meta": meta, "table": self._table.tolist(), "done": self._done})

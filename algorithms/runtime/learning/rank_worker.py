@@ -33,6 +33,9 @@ class RankLearnerWorker(LearnerWorker):
         address, plan, learner, batches, memory: as of a `LearnerWorker`.
         group: learners of all ranks.
         alone: whether no other worker shares the process: this one then sleeps between looks at the others.
+
+    Attributes:
+        known: counts of all ranks in the state that this worker began with; {} without a state.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class RankLearnerWorker(LearnerWorker):
     ) -> None:
         self.group, self.alone = group, alone
         state = memory.block.read()
-        self._known = {} if state is None else {name: int(state.meta[name]) for name in SAVED_COUNTS}  # of all ranks
+        self.known = {} if state is None else {name: int(state.meta[name]) for name in SAVED_COUNTS}
         self._looked = 0.0
         self._held: Batch | None = None
         self._empty: Batch | None = None
@@ -58,7 +61,7 @@ class RankLearnerWorker(LearnerWorker):
     @property
     def of_all(self) -> dict[str, int]:
         """Return the totals of all ranks at the last round; before the first one, as far as this rank has them."""
-        return self.totals | (self.group.totals if self.group.size else self._known) | {OVER: int(self.group.over)}
+        return self.totals | (self.group.totals if self.group.size else self.known) | {OVER: int(self.group.over)}
 
     def handle(self, message: Message) -> Iterator[Message]:
         """Add a trajectory, or answer main; leave the group before the end."""

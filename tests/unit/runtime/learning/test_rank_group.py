@@ -37,6 +37,7 @@ class FakeMember:
     learner: FakeLearner
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     taken: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
 
     def go_on_from(self, state: LearnerState) -> None:
         assert state.vectors["statistics"][0] == 10 * state.vectors["weights"][0]
@@ -143,6 +144,22 @@ def test_survivors_go_on_and_a_new_rank_takes_over_their_state() -> None:
     count(ranks.members[2], 1)
     ranks.round([0, 1, 2])
     assert {group.totals["samples"] for group in ranks.groups} == {41}
+
+
+def test_counts_of_all_outlive_the_replacement_of_all_learners() -> None:
+    """The replacements know what each has counted, and the counts of all in the states saved last."""
+    ranks = Ranks(3)
+    for group in ranks.groups:
+        group._close()
+    for rank, steps in enumerate((5_000, 2_000, 1_000)):  # rank 0 saved last, all 9000 of what ranks had then done
+        known = dict.fromkeys(("env_steps", "samples", "discarded", "used"), 9_000 - rank)
+        ranks.members[rank] = FakeMember(FakeLearner(1.0 + rank, 50 - rank), known=known)
+        count(ranks.members[rank], steps)
+    ranks.form([0, 1, 2])
+    assert [group.totals["env_steps"] for group in ranks.groups] == [9_000, 9_000, 9_000]
+    count(ranks.members[2], 10)
+    ranks.round([0, 1, 2])
+    assert [group.totals["samples"] for group in ranks.groups] == [9_010, 9_010, 9_010]
 
 
 def test_the_rank_that_is_furthest_is_taken_over() -> None:
