@@ -22,6 +22,8 @@ from appo.utils.command_line import own_command
 from appo.utils.directories import closing
 from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.logging import configure
+from appo.utils.system.interrupts import is_free
+from appo.utils.system.signal_watch import LIKE_SIGTERM
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +82,14 @@ def launch(config: Config, argv: Sequence[str]) -> int:
 
 @contextmanager
 def _passing_signals_to(process: _Process) -> Iterator[None]:
-    """Pass the signals that end a run on to a process, while entered."""
+    """Pass the signals that end a run on to a process, while entered; SIGHUP ends nothing."""
 
     def send(number: int, frame: Any) -> None:
         process.send(number)
 
-    before = {number: signal.signal(number, send) for number in (signal.SIGINT, signal.SIGTERM)}
+    passed = (signal.SIGINT, signal.SIGTERM, *filter(is_free, LIKE_SIGTERM))
+    handlers: dict[signal.Signals, Any] = {**dict.fromkeys(passed, send), signal.SIGHUP: signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
