@@ -20,7 +20,7 @@ from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.roles import MAIN
 from appo.utils.command_line import own_command
 from appo.utils.directories import closing
-from appo.utils.errors import CheckpointError, NumericsError, UsageError
+from appo.utils.errors import CheckpointError, Interrupted, NumericsError, Terminated, UsageError
 from appo.utils.logging import configure
 from appo.utils.system.interrupts import is_free
 from appo.utils.system.signal_watch import LIKE_SIGTERM
@@ -36,12 +36,17 @@ LASTING = (UsageError.exit_code, NumericsError.exit_code, CheckpointError.exit_c
 
 @dataclass
 class _Process:
-    """The process of a rank, and the restarts."""
+    """The process of a rank, and the restarts.
+
+    Attributes:
+        asked: number of the first signal that asked the rank to end; 0: no such signal.
+    """
 
     rank: Rank
     revival: Revival
     process: subprocess.Popen[bytes] | None = None
     words: list[str] = field(default_factory=list)
+    asked: int = 0
 
     def start(self, argv: Sequence[str]) -> int:
         self.process = subprocess.Popen(  # noqa: S603 (our own program)
@@ -52,6 +57,8 @@ class _Process:
             preexec_fn=bound_to_us(),  # noqa: PLW1509 (one call to the kernel, no thread of ours)
         )
         self.revival.began(time.monotonic())
+        if self.asked:  # before the process existed
+            self.send(self.asked)
         return self.process.pid
 
     def send(self, number: int) -> None:
@@ -85,6 +92,7 @@ def _passing_signals_to(process: _Process) -> Iterator[None]:
     """Pass the signals that end a run on to a process, while entered; SIGHUP ends nothing."""
 
     def send(number: int, frame: Any) -> None:
+        process.asked = process.asked or number
         process.send(number)
 
     passed = (signal.SIGINT, signal.SIGTERM, *filter(is_free, LIKE_SIGTERM))
@@ -108,11 +116,14 @@ def _watch(processes: Sequence[_Process], argv: Sequence[str], seconds: float) -
                 pid, one.process = one.process.pid, None
                 if code in LASTING or (code >= 0 and one.rank.number == 0):
                     return code
-                if code:
+                if code and not one.asked:
                     log.warning("%s", one.revival.ended(now, code).replace(" ended", f" (pid {pid}) ended", 1))
                 if code and one.rank.number == 0 and one.revival.given_up:
                     return 1
-            elif one.process is None and one.revival.is_due(now):
+            if one.process is None and one.asked:
+                log.warning("ended by %s, which rank 0 could not answer by saving", signal.Signals(one.asked).name)
+                return Interrupted.exit_code if one.asked == signal.SIGINT else Terminated.exit_code
+            if one.process is None and one.revival.is_due(now):
                 if one.rank.number == 0 and (name := name_of_run(one.rank)):
                     one.words = _resuming(name, seconds, now - began)
                 log.warning("rank %d is started again, with pid %d", one.rank.number, one.start(argv))

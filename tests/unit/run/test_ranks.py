@@ -1,6 +1,9 @@
 """A run as one of several learners: its place, its share of a batch, its seeds, and what it refuses."""
 
-from collections.abc import Mapping
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +20,11 @@ from appo.algorithms.run.training import Training
 from appo.algorithms.run.trust import marked
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import rank_store
+from appo.algorithms.runtime.processes.restarts import Revival
 from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
 from tests.unit.models.cases import env_spec_of
 
 STREAMING = ("--algo=PPO", "--ppo_epochs=1", "--num_batches_per_iteration=1", "--normalize_advantages=off")
@@ -175,6 +180,47 @@ def test_a_restarted_rank_0_keeps_the_budget_of_the_preset() -> None:
     again = started(0, "--algo=PPO", *words, env="CartPole-v1")
     assert again.run.train_for_env_steps == first.run.train_for_env_steps == 100_000
     assert launch._resuming("x", 3600.0, 10.0) == [*words, "--train_for_seconds=3590"]
+
+
+ENDINGS = {signal.SIGINT: 130, **dict.fromkeys((signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU), 143)}
+
+
+@pytest.fixture
+def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[launch._Process]:
+    """A rank 0 in the place of which `sleep` dies by any signal, like a rank that is still loading."""
+    monkeypatch.setattr(launch, "own_command", lambda words: ["sleep", "600"])
+    process = launch._Process(Rank(0, 2), Revival("rank 0", Path()))
+    with launch._passing_signals_to(process):
+        yield process
+    process.send(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("number", "code"), ENDINGS.items())
+def test_a_signal_ends_a_launcher_whose_rank_0_is_still_loading(
+    rank_0: launch._Process, number: signal.Signals, code: int
+) -> None:
+    rank_0.start([])
+    os.kill(os.getpid(), signal.SIGHUP)  # a closed terminal ends nothing
+    os.kill(os.getpid(), number)
+    assert launch._watch([rank_0], [], 1e10) == code
+    assert rank_0.revival.restarts == 0
+
+
+@pytest.mark.parametrize(("number", "code"), ENDINGS.items())
+def test_a_signal_ends_a_launcher_whose_rank_0_waits_for_a_restart(
+    rank_0: launch._Process, number: signal.Signals, code: int
+) -> None:
+    rank_0.revival.ended(time.monotonic(), -9)
+    os.kill(os.getpid(), number)
+    assert launch._watch([rank_0], [], 1e10) == code
+    assert rank_0.process is None
+
+
+def test_a_signal_before_the_process_of_rank_0_reaches_the_process(rank_0: launch._Process) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    rank_0.start([])
+    assert rank_0.process is not None
+    assert rank_0.process.wait(HANG_SECONDS) == -signal.SIGTERM
 
 
 def test_programs_train_with_one_learner() -> None:
