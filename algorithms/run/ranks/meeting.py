@@ -145,6 +145,7 @@ def _in_own_folder(config: Config, whole: RunConfig, rank: Rank, seed: int) -> C
         init_from="",  # the weights come from rank 0
         init_whole=False,
         seed=seed,
+        train_until_return=None,  # the goal is a mean return of rank 0, which ends the run of all
     )
     quiet = replace(
         config.logging,

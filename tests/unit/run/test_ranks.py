@@ -173,6 +173,16 @@ def test_a_flag_that_rank_0_alone_is_given_is_refused() -> None:
     del store
 
 
+def test_the_goal_of_a_return_is_rank_0s_alone() -> None:
+    place = replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port)
+    words = ("--train_until_return=400", "--train_for_env_steps=5000")
+    first = announce(started(0, *words), replace(place, number=0), None)
+    followed, _ = follow(started(1, *words), place)
+    assert (first.run.train_until_return, first.run.train_for_env_steps) == (400.0, 5000)
+    assert (followed.run.train_until_return, followed.run.train_for_env_steps) == (None, 5000)
+    del store
+
+
 def test_a_restarted_rank_0_keeps_the_budget_of_the_preset() -> None:
     saved(first := started(0, "--algo=PPO", env="CartPole-v1"))
     words = launch._resuming("x", first.run.train_for_seconds, 10.0)
