@@ -146,6 +146,12 @@ class FlatLearner(ABC):
         self.ranks = self.statistics.ranks = ranks
         self.configure(self.config)
 
+    def drop_unfinished(self) -> None:
+        """Forget what a batch that was broken off has left: ranks have come differently far in the batch."""
+        self.statistics.drop()
+        if isinstance(self.optimizer, FlatAdam):  # alone adapts the rate to a sum over an epoch
+            self.optimizer.drop()
+
     def mean_and_std(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation over the valid steps [T, B] of all ranks, scalars without gradient."""
         return pool_mean_and_std(self.ranks, x, valid) if self.ranks else losses.masked_mean_and_std(x, valid)

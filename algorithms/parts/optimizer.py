@@ -85,6 +85,11 @@ class FlatAdam(FlatOptimizer):
         )
         self._steps -= skipped
 
+    def drop(self) -> None:
+        """Forget the KL divergences of an unfinished epoch."""
+        self._kl.zero_()
+        self.sum_kl.zero_()
+
     def adapt(self, *, end_of_epoch: bool, minibatches: int) -> None:
         """Keep the mean KL divergence of a minibatch, or of an epoch, within a factor 2 of its threshold."""
         schedule, threshold = self.config.lr_schedule, self.config.lr_schedule_kl_threshold

@@ -258,6 +258,7 @@ class RankGroup:
             self._group = self._connect(PrefixStore(f"{epoch}", self.store), members.index(self.rank.number))
         self._stands = True
         self._say_changes(epoch, decision["whom"])
+        member.learner.drop_unfinished()  # is no part of the state that the members take over
         self._take_over(leader, member)
         self._leads = self._wanted = False
         self._began = time.monotonic()

@@ -16,7 +16,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops.normalization import Moments, merge_batch
 from appo.algorithms.parts.learner import FlatLearner
 from appo.algorithms.parts.pooling import pool_moments
-from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.learning.batches import Batch, GroupBroken
 from appo.envs.spec import EnvSpec
 from tests.patience import HANG_SECONDS
 from tests.unit.apex import test_learner as apex
@@ -198,6 +198,36 @@ def test_running_advantages_and_the_end_of_an_iteration_are_of_all_ranks() -> No
     for learner in learners:
         assert learner.updates == one.updates < 3
         assert torch.allclose(learner.further["advantages"], one.further["advantages"], rtol=1e-9)
+
+
+class Breaking:
+    """A group that breaks in a sum of this number, counted from 0."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def add_up(self, x: Tensor) -> None:
+        if not self.left:
+            raise GroupBroken("a rank is gone")
+        self.left -= 1
+
+
+@pytest.mark.parametrize("at", [2, 4], ids=["second step", "statistics"])
+def test_a_survivor_of_a_broken_batch_goes_on_like_a_new_rank(at: int) -> None:
+    """An epoch of two steps has the sums of both, two each, and a sum for the statistics."""
+    flags = {"lr_schedule": "kl_adaptive_epoch", "lr_schedule_kl_threshold": 0.02, "num_batches_per_iteration": 2}
+    survivor, newcomer = (appo_learner("gru", COLUMNS // 2, **flags) for _ in range(2))
+    survivor.join(Breaking(at))
+    with pytest.raises(GroupBroken):
+        list(survivor.learn(batch_of("gru", 0), 0.0))
+    newcomer.restore(survivor.state())
+    for learner in (survivor, newcomer):
+        learner.join(Threads(1).of(0))
+        learner.drop_unfinished()
+        list(learner.learn(batch_of("gru", 1), 0.0))
+    assert float(survivor.optimizer.learning_rate) == float(newcomer.optimizer.learning_rate)
+    assert torch.equal(survivor.flat.flat, newcomer.flat.flat)
+    assert survivor.statistics.to_array().tolist() == newcomer.statistics.to_array().tolist()
 
 
 def test_one_step_adds_up_one_vector_of_floats_and_the_moments() -> None:

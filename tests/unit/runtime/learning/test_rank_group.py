@@ -26,6 +26,10 @@ class FakeLearner:
 
     value: float
     updates: int = 0
+    drops: int = field(default=0, compare=False)
+
+    def drop_unfinished(self) -> None:
+        self.drops += 1
 
     def state(self) -> LearnerState:
         vectors = {"weights": np.full(3, self.value, np.float32), "statistics": np.full(2, 10 * self.value)}
@@ -135,12 +139,14 @@ def test_survivors_go_on_and_a_new_rank_takes_over_their_state() -> None:
     assert ranks.sum([0, 1]) == [11.0, 11.0]
     assert {ranks.groups[rank].totals["samples"] for rank in (0, 1)} == {40}  # what rank 2 had counted stays counted
 
+    drops = [member.learner.drops for member in ranks.members[:2]]
     ranks.members[2], ranks.groups[2] = FakeMember(FakeLearner(1.0)), ranks.new(2)  # started again
     count(ranks.members[2], 64)
     assert not ranks.groups[2].ready(ranks.members[2])  # waits to be let in
     assert ranks.round([0, 1]) == [None, None]  # instead of a round, the group forms anew
     ranks.form([0, 1, 2])
     assert ranks.members[2].learner == FakeLearner(2.0, 5)
+    assert [member.learner.drops for member in ranks.members] == [drops[0] + 1, drops[1] + 1, 1]
     count(ranks.members[2], 1)
     ranks.round([0, 1, 2])
     assert {group.totals["samples"] for group in ranks.groups} == {41}
