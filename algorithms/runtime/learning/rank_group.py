@@ -1,9 +1,10 @@
 """The learners of several ranks as one: sums over their tensors, and a group that lost or new ranks form anew.
 
 The launcher's store holds what ranks agree on, by epoch. An epoch is one group of learners; a learner that has a batch
-announces itself for the next epoch, a member of the last epoch or the last rank to come closes the list, and all
-members take over the state of the member that is furthest. A collective that fails on one rank fails on all within
-seconds, and begins the next epoch. A learner outside of the group announces itself too, and is let in between rounds.
+announces itself for the next epoch. A member of the last epoch or the last rank to come closes the list, and after a
+longer time any rank; all members take over the state of the member that is furthest. A collective that fails on one
+rank fails on all within seconds, and begins the next epoch. A learner outside of the group announces itself too, and is
+let in between rounds.
 
 A *round* is a batch of every member: the same number of optimizer steps. A member without a batch takes part with one
 that has no valid step.
@@ -39,7 +40,7 @@ COLLECTIVE_SECONDS = 6.0
 WINDOW_SECONDS = 1.5
 """Time in which the members of a broken group announce themselves for the next one."""
 START_SECONDS = 60.0
-"""The same for the first group: environments start at different speeds."""
+"""The same for the first group, as environments start at different speeds, and for a group without a former member."""
 LOOK_SECONDS = 1.0
 """Seconds between looks for learners that wait to be let in, and for the end."""
 ASK_SECONDS = 0.001
@@ -239,8 +240,8 @@ class RankGroup:
         """Close the list of members if this learner may; return whether the list is closed."""
         came = [number for number in range(self.rank.size) if self._has(f"{epoch}/{number}")]
         was_member = self._epoch == epoch - 1
-        window = START_SECONDS if epoch == 1 else WINDOW_SECONDS
-        if len(came) < self.rank.size and not (was_member and now - self._since >= window):
+        window = WINDOW_SECONDS if was_member and epoch > 1 else START_SECONDS  # a member may still be in a long round
+        if len(came) < self.rank.size and now - self._since < window:
             return False
         words = {one: json.loads(self._ask(lambda one=one: self.store.get(f"{epoch}/{one}"))) for one in came}  # type: ignore[misc]
         leader = max(came, key=lambda one: (words[one]["updates"], words[one]["done"], -one))

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -150,6 +151,22 @@ def test_survivors_go_on_and_a_new_rank_takes_over_their_state() -> None:
     count(ranks.members[2], 1)
     ranks.round([0, 1, 2])
     assert {group.totals["samples"] for group in ranks.groups} == {41}
+
+
+def test_a_replaced_learner_goes_on_if_no_member_of_the_last_group_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(2)
+    ranks.form([0, 1])
+    ranks.groups[1]._close()  # rank 1 is gone for good
+    ranks.groups[0].broken(GroupBroken("closed"))
+    ranks.form([0])
+    ranks.groups[0] = ranks.new(0)
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2 * rank_group.WINDOW_SECONDS:
+        assert not ranks.groups[0].ready(ranks.members[0])  # a member of the last group comes within the window
+    monkeypatch.setattr(rank_group, "START_SECONDS", 0.2)
+    ranks.form([0])
+    assert (ranks.groups[0]._epoch, ranks.groups[0].size) == (3, 1)
+    assert ranks.sum([0]) == [1.0]
 
 
 def test_counts_of_all_outlive_the_replacement_of_all_learners() -> None:
