@@ -153,6 +153,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "serial": ({"inference": "serial"}, "--inference=serial has no process for the bridge"),
     "output": ({"output": "steps"}, "--output writes what actors of this machine play"),
     "number": ({"ray": "local:0"}, "local:N needs a number of nodes from 1 to 64"),
+    "no number": ({"ray": "local"}, "--ray=local: local:N needs a number of nodes from 1 to 64"),
 }
 
 

@@ -60,7 +60,7 @@ def check_machines(config: Config) -> None:
             raise UsageError(f"--ray={given}: {why}")
     if sampling.ray_compression == "lz4" and find_spec("lz4") is None:
         raise UsageError('--ray_compression=lz4 needs the package lz4: pip install "appo[lz4]"')
-    if given.startswith(LOCAL) and not (given[len(LOCAL) :].isdecimal() and 1 <= int(given[len(LOCAL) :]) <= 64):
+    if f"{given}:".startswith(LOCAL) and not (given[len(LOCAL) :].isdecimal() and 1 <= int(given[len(LOCAL) :]) <= 64):
         raise UsageError(f"--ray={given}: local:N needs a number of nodes from 1 to 64")
     if find_spec("ray") is None:
         raise UsageError('--ray needs the package ray: pip install "appo[ray]"')
