@@ -126,8 +126,11 @@ def print_into(log_path: Path) -> int:
 def choose_gpu(rank: Rank) -> None:
     """Let this process and its workers see one GPU of the machine, by the number of the rank."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
-    if gpus := seen.split(",") if seen else found:
+    if seen in ("", "-1"):  # the user hides all GPUs
+        return
+    # CUDA counts from 0 whatever the names: a container with a single GPU may have /dev/nvidia3 alone.
+    found = [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+    if gpus := seen.split(",") if seen is not None else found:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank.local % len(gpus)]
         if rank.local_size > len(gpus):
             os.environ[SHARED_GPU] = "1"

@@ -15,13 +15,13 @@ from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.folder import journal
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.ranks import launch
-from appo.algorithms.run.ranks.meeting import announce, follow, given_ranks, share_of
+from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, given_ranks, share_of
 from appo.algorithms.run.training import Training
 from appo.algorithms.run.trust import marked
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.learning import rank_store
 from appo.algorithms.runtime.processes.restarts import Revival
-from appo.algorithms.runtime.ranks import Rank
+from appo.algorithms.runtime.ranks import SHARED_GPU, Rank
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import UsageError
 from tests.patience import HANG_SECONDS
@@ -63,6 +63,32 @@ def test_the_launcher_decides_the_number_of_learners() -> None:
     assert given_ranks({"env": "x"}, PLACE) == {"env": "x", "num_learners": 2}
     with pytest.raises(UsageError, match="--num_learners=3: the launcher has started 2 ranks"):
         given_ranks({"num_learners": 3}, PLACE)
+
+
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0", SHARED_GPU: "1"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "devices", "expected"),
+    [
+        (None, ["nvidia3"], ONE_GPU),
+        (None, ["nvidia4", "nvidia6"], {"CUDA_VISIBLE_DEVICES": "1"}),
+        (None, [], {}),
+        ("5,7", ["nvidia0"], {"CUDA_VISIBLE_DEVICES": "7"}),
+        ("0", ["nvidia0", "nvidia1"], ONE_GPU),
+        ("", ["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}),
+        ("-1", ["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "-1"}),
+    ],
+)
+def test_a_rank_sees_one_gpu_by_the_index_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, seen: str | None, devices: list[str], expected: dict[str, str]
+) -> None:
+    variables = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", variables)
+        patch.setattr(Path, "glob", lambda folder, pattern: (folder / name for name in devices))
+        choose_gpu(PLACE)
+    assert variables == expected
 
 
 @pytest.mark.parametrize(
