@@ -132,7 +132,7 @@ class ReplayFile:
     def _checksums(self, columns: Array, word: Array) -> Array:
         """Return the checksums [B] of the constant parts of columns [B] in memory, with the words [N] of all columns.
 
-        One call for all bytes of a column: a call for every array took ten times as long.
+        One call for all bytes of a column: calls for every array took most of the time of loading.
         """
         noted = np.column_stack([word[columns], self._arrays["note"][columns, 1:]])
         constant = [self._arrays[name][columns] for name in self._of_columns if name != DRAWN]
