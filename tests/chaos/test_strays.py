@@ -129,8 +129,11 @@ def test_none_outlives_its_actor_and_those_of_another_stay(tmp_path: Path, kind:
 def test_none_is_left_when_main_is_killed_after_another_process(tmp_path: Path, role: str, kind: str) -> None:
     with start(tmp_path, kind) as run:
         settled(run, tmp_path)
-        kill(min(pid for pid, name in run.roles().items() if name == role))
-        run.wait_until(lambda: len(run.roles()) > 8 and role in run.roles().values(), "another one")
+        killed = min(pid for pid, name in run.roles().items() if name == role)
+        kill(killed)
+        run.wait_until(
+            lambda: len(roles := run.roles()) > 8 and killed not in roles and role in roles.values(), "another one"
+        )
         wait_for_looks(run)
         kill(run.process.pid)
         wait_until(lambda: not strays(tmp_path), "strays")
