@@ -226,9 +226,13 @@ def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[launch._Process]:
     """A rank 0 in the place of which `sleep` dies by any signal, like a rank that is still loading."""
     monkeypatch.setattr(launch, "own_command", lambda words: ["sleep", "600"])
     process = launch._Process(Rank(0, 2), Revival("rank 0", Path()))
+    # A script that runs the tests in the background ignores SIGQUIT, and an ignored signal stays ignored.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}
     with launch._passing_signals_to(process):
         yield process
     process.send(signal.SIGKILL)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("number", "code"), ENDINGS.items())
