@@ -10,7 +10,6 @@ import fcntl
 import heapq
 import os
 import secrets
-import select
 import shutil
 import struct
 import subprocess
@@ -19,8 +18,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from appo.algorithms.runtime.processes.prctl import bound_to_us
 from benchmarks.shared.measuring import ROOT
@@ -146,7 +146,7 @@ def forward(ports: Sequence[int], delay_seconds: float, end: int) -> None:
     numbers, network = count(), bytes(map(int, NETWORK.split(".")))
     while True:
         patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        ready, _, _ = select.select([*ports, end], [], [], patience)
+        ready = cast(list[int], wait([*ports, end], patience))  # select takes no descriptor above 1,023
         if end in ready:
             return
         now = time.monotonic()

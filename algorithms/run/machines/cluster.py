@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import select
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,7 +106,7 @@ def cluster_of(given: str, janitor: Janitor, signals: SignalWatch) -> Iterator[C
     assert nodes.stdout is not None
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not select.select([nodes.stdout], [], [], POLL_SECONDS)[0] and time.monotonic() < deadline:
+        while not wait([nodes.stdout.fileno()], POLL_SECONDS) and time.monotonic() < deadline:
             signals.check()
         os.set_blocking(nodes.stdout.fileno(), False)
         address = (nodes.stdout.readline() or b"").decode().strip()

@@ -2,13 +2,13 @@
 
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any
 
 from appo.algorithms.run.config import Config
@@ -141,7 +141,7 @@ def _wait(processes: Sequence[_Process]) -> None:
     """Wait until a process ends, at most `LOOK_SECONDS`."""
     with ExitStack() as stack, suppress(ProcessLookupError):  # already gone
         pids = [one.process.pid for one in processes if one.process is not None]
-        select.select([stack.enter_context(closing(os.pidfd_open(pid))) for pid in pids], [], [], LOOK_SECONDS)
+        wait([stack.enter_context(closing(os.pidfd_open(pid))) for pid in pids], LOOK_SECONDS)
 
 
 def _end(processes: Sequence[_Process]) -> None:
