@@ -51,9 +51,9 @@ def _folders_open_again() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _orphans_go_to_init() -> Iterator[None]:
-    """A command that a test has run in this process adopts orphans until its end, which is the end of the tests.
+    """After each test, this process adopts no orphans, although a command run by the test may have begun that.
 
-    Nobody would reap them here, and thousands of zombies slow down every look at all processes.
+    This process reaps no orphans, and thousands of zombies slow down every look at all processes.
     """
     yield
     from appo.algorithms.runtime.processes import prctl  # not before the settings above
