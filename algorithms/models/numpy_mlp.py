@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -63,10 +62,28 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Activation, Derivative]] = {
 }
 
 
+class _Linear:
+    """A layer of the model, as views; a layer that is trained has gradients."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.weight, self.bias = _view(linear.weight).T, _view(linear.bias)  # [in, out], [out]
+        if linear.weight.grad is not None and linear.bias.grad is not None:
+            self._of_weight, self._of_bias = _view(linear.weight.grad), _view(linear.bias.grad)  # [out, in], [out]
+
+    def forward(self, x: Array, out: Array) -> Array:
+        """Fill outputs [R, out] from inputs [R, in]."""
+        np.matmul(x, self.weight, out=out)
+        return np.add(out, self.bias, out=out)
+
+    def backward(self, x: Array, gradient: Array, *, further: bool = True) -> Array:
+        """Set the gradients from that of outputs [M, out]; return that of inputs [M, in] if `further`."""
+        np.matmul(gradient.T, x, out=self._of_weight)
+        np.add.reduce(gradient, axis=0, out=self._of_bias)
+        return np.matmul(gradient, self.weight.T) if further else gradient
+
+
 class _Layer(NamedTuple):
-    linear: nn.Linear
-    weight: Array  # [in, out]
-    bias: Array  # [out]
+    linear: _Linear
     activation: Activation
     derivative: Derivative
     out: Array  # [R, out]
@@ -114,8 +131,15 @@ class NumpyMlpTraining(NumpyMlp):
         super().__init__(model, rows)
         self._model, self._trained = model, trained
         head = model.policy_head
+        self._policy_layer, self._value_layer = _Linear(head.linear), _Linear(model.value_head)
         num_logits = sum(head.output_sizes) + (0 if head.log_stddev is None else sum(head.gaussian_sizes))
         self._logits = np.empty((rows, num_logits), np.float32)
+        if head.log_stddev is not None:
+            pairs = zip(head.output_sizes, head.gaussian_sizes, strict=True)
+            is_free = np.concatenate([np.repeat([False, True], pair) for pair in pairs])
+            self._of_means, self._of_free = np.flatnonzero(~is_free), np.flatnonzero(is_free)
+            assert head.log_stddev.grad is not None
+            self._of_log_stddev = _view(head.log_stddev.grad)
 
     def unroll(self, obs: Array) -> tuple[Array, Array]:
         """Return logits [M, L] and values [R] in units of the value head for obs [R, *], valid until the next call."""
@@ -130,11 +154,10 @@ class NumpyMlpTraining(NumpyMlp):
 
     def backward(self, logits: Array, value: Array) -> None:
         """Set all gradients of the weights from gradients of the logits [M, L] and values [M]."""
-        head, value_head = self._model.policy_head, self._model.value_head
         outputs = self._outputs(logits)
-        through_actor = _linear_backward(head.linear, self._features(self._actor)[: self._trained], outputs)
+        through_actor = self._policy_layer.backward(self._features(self._actor)[: self._trained], outputs)
         layers = self._actor if self._critic is None else self._critic
-        through_value = _linear_backward(value_head, self._features(layers)[: self._trained], value[:, None])
+        through_value = self._value_layer.backward(self._features(layers)[: self._trained], value[:, None])
         if self._critic is None:
             through_actor += through_value
         else:
@@ -146,13 +169,10 @@ class NumpyMlpTraining(NumpyMlp):
 
     def _outputs(self, logits: Array) -> Array:
         """Return the gradient of the outputs of the policy's layer; set that of free deviations."""
-        head = self._model.policy_head
-        if head.log_stddev is None:
+        if self._model.policy_head.log_stddev is None:
             return logits
-        pairs = zip(head.output_sizes, head.gaussian_sizes, strict=True)
-        is_free = np.concatenate([np.repeat([False, True], pair) for pair in pairs])
-        np.add.reduce(logits[:, is_free], axis=0, out=_gradient(head.log_stddev))
-        return logits[:, ~is_free]
+        np.add.reduce(logits.take(self._of_free, axis=1), axis=0, out=self._of_log_stddev)
+        return logits.take(self._of_means, axis=1)
 
 
 class NumpyQNetwork:
@@ -164,29 +184,29 @@ class NumpyQNetwork:
     def __init__(self, model: QNetwork, rows: int) -> None:
         self.key, self._model = model.keys[0], model
         self._scale, self._layers = _scaling(model.scaling_of(self.key), rows), _layers(model.tower, rows)
-        self._weight, self._bias = _view(model.q_head.weight).T, _view(model.q_head.bias)
-        self._q = np.empty((rows, self._bias.size), np.float32)
+        self._q_layer = _Linear(model.q_head)
+        self._value_layer = _Linear(model.value_head) if model.dueling else None
+        self._q = np.empty((rows, self._q_layer.bias.size), np.float32)
 
     def forward(self, obs: Array) -> Array:
         """Return Q [R, L] for unscaled obs [R, *], valid until the next call."""
         self._x = self._scale(obs)
         features = _forward(self._layers, self._x)
-        q = np.add(np.matmul(features, self._weight, out=self._q), self._bias, out=self._q)
-        if self._model.dueling:
-            head = self._model.value_head
+        q = self._q_layer.forward(features, self._q)
+        if self._value_layer is not None:
             q -= q.mean(axis=1, keepdims=True)
-            q += features @ _view(head.weight).T + _view(head.bias)
+            q += features @ self._value_layer.weight + self._value_layer.bias
         return q
 
     def backward(self, gradient: Array) -> None:
         """Set all gradients of the weights from the gradient of Q [R, L]."""
         features = self._layers[-1].out if self._layers else self._x
-        if self._model.dueling:
+        if self._value_layer is not None:
             value = gradient.sum(axis=1, keepdims=True)
-            through = _linear_backward(self._model.q_head, features, gradient - value / gradient.shape[1])
-            through += _linear_backward(self._model.value_head, features, value)
+            through = self._q_layer.backward(features, gradient - value / gradient.shape[1])
+            through += self._value_layer.backward(features, value)
         else:
-            through = _linear_backward(self._model.q_head, features, gradient)
+            through = self._q_layer.backward(features, gradient)
         _backward(self._layers, self._x, through)
 
 
@@ -252,17 +272,14 @@ def _layers(tower: Tower, rows: int) -> list[_Layer]:
     for linear, activation in pairwise(encoder_of(tower)):
         if isinstance(linear, nn.Linear):
             out = np.empty((rows, linear.out_features), np.float32)
-            weight, bias = _view(linear.weight).T, _view(linear.bias)
-            made.append(_Layer(linear, weight, bias, *_ACTIVATIONS[type(activation)], out))
+            made.append(_Layer(_Linear(linear), *_ACTIVATIONS[type(activation)], out))
     return made
 
 
 def _forward(layers: list[_Layer], x: Array) -> Array:
     for layer in layers:
-        np.matmul(x, layer.weight, out=layer.out)
-        np.add(layer.out, layer.bias, out=layer.out)
-        layer.activation(layer.out)
-        x = layer.out
+        x = layer.linear.forward(x, layer.out)
+        layer.activation(x)
     return x
 
 
@@ -275,19 +292,7 @@ def _backward(layers: list[_Layer], x: Array, gradient: Array) -> None:
             scratch = np.empty_like(gradient)
         layer.derivative(gradient, layer.out[:rows], scratch)
         below = layers[i - 1].out[:rows] if i else x
-        gradient = _linear_backward(layer.linear, below, gradient, further=i > 0)
-
-
-def _linear_backward(linear: nn.Linear, x: Array, gradient: Array, *, further: bool = True) -> Array:
-    """Set a layer's gradients from that of outputs [M, out]; return that of inputs [M, in] if `further`."""
-    np.matmul(gradient.T, x, out=_gradient(linear.weight))
-    np.add.reduce(gradient, axis=0, out=_gradient(linear.bias))
-    return np.matmul(gradient, _view(linear.weight)) if further else gradient
-
-
-def _gradient(parameter: Tensor) -> Array:
-    assert parameter.grad is not None
-    return _view(parameter.grad)
+        gradient = layer.linear.backward(below, gradient, further=i > 0)
 
 
 def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
@@ -342,6 +347,5 @@ def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:
     return scaled
 
 
-@torch.no_grad()
 def _view(tensor: Tensor) -> Array:
     return tensor.detach().numpy()

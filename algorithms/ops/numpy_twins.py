@@ -5,6 +5,7 @@ of torch's; a thousand rows of a few logits still are half dispatch. The memory 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,43 +141,50 @@ class PolicyTerms:
     Args:
         parts: (kind, size) of each part, of the `SUPPORTED` kinds.
         logits: [M, L].
-        action: [M, A], taken by the policy with
-        behavior_logits: [M, L].
+        action: [M, A].
 
     Attributes:
-        log_prob, entropy, kl: [M] each; the last is KL(acting policy || current policy).
+        log_prob, entropy: [M] each.
     """
 
-    def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array, behavior_logits: Array) -> None:
+    def __init__(self, parts: Sequence[tuple[str, int]], logits: Array, action: Array) -> None:
         kinds: dict[str, type[_CategoricalTerms] | type[_GaussianTerms]] = {
             **dict.fromkeys(CHOICES, _CategoricalTerms),
             "gaussian": _GaussianTerms,
             "tanh_gaussian": _TanhGaussianTerms,
         }
-        self._parts: list[_CategoricalTerms | _GaussianTerms] = []
         # A few logits of many steps: side by side, the steps are what numpy loops over.
-        logits, behavior_logits, action = (np.ascontiguousarray(a.T) for a in (logits, behavior_logits, action))
-        for part in _laid_out(parts):
-            own = logits[part.logits], action[part.values], behavior_logits[part.logits]
-            self._parts.append(kinds[part.kind](*own))
-        self.log_prob, self.entropy, self.kl = (
-            sum(getattr(part, name) for part in self._parts) for name in ("log_prob", "entropy", "kl")
-        )
+        logits, action = np.ascontiguousarray(logits.T), np.ascontiguousarray(action.T)
+        self._parts = [
+            (kinds[part.kind](logits[part.logits], action[part.values]), part.logits) for part in _laid_out(parts)
+        ]
+        self.log_prob: Array = reduce(np.add, [part.log_prob for part, _ in self._parts])
+        self.entropy: Array = reduce(np.add, [part.entropy for part, _ in self._parts])
+
+    def kl_from(self, behavior_logits: Array) -> Array:
+        """Return KL(acting policy || current policy) [M] for logits [M, L] of the acting policy."""
+        behavior_logits = np.ascontiguousarray(behavior_logits.T)
+        divergence: Array = reduce(np.add, [part.kl_from(behavior_logits[own]) for part, own in self._parts])
+        return divergence
 
     def gradient(self, log_prob: Array, entropy: Array) -> Array:
         """Return the gradient of the logits [M, L], from those of `log_prob` and `entropy` [M]."""
-        gradient: Array = np.concatenate([part.gradient(log_prob, entropy) for part in self._parts]).T
+        gradient: Array = np.concatenate([part.gradient(log_prob, entropy) for part, _ in self._parts]).T
         return gradient
 
 
 class _CategoricalTerms:
-    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
-        self._log_p, behavior_log_p = _log_softmax(logits), _log_softmax(behavior_logits)
+    def __init__(self, logits: Array, action: Array) -> None:
+        self._log_p = _log_softmax(logits)
         self._p = np.exp(self._log_p)
         self._index = action[0].astype(np.intp), np.arange(action.shape[1])
         self.log_prob = self._log_p[self._index]
         self.entropy = -(self._p * self._log_p).sum(axis=0)
-        self.kl = (np.exp(behavior_log_p) * (behavior_log_p - self._log_p)).sum(axis=0)
+
+    def kl_from(self, behavior_logits: Array) -> Array:
+        log_p = _log_softmax(behavior_logits)
+        divergence: Array = (np.exp(log_p) * (log_p - self._log_p)).sum(axis=0)
+        return divergence
 
     def gradient(self, log_prob: Array, entropy: Array) -> Array:
         # d log p[a] = 1[a] - p, and dH = -p (log p + H)
@@ -189,19 +197,22 @@ class _CategoricalTerms:
 
 
 class _GaussianTerms:
-    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
-        mean, raw = np.split(logits, 2)
-        behavior_mean, behavior_raw = np.split(behavior_logits, 2)
-        log_std, behavior_log_std = (np.clip(x, LOG_STD_MIN, LOG_STD_MAX) for x in (raw, behavior_raw))
+    def __init__(self, logits: Array, action: Array) -> None:
+        mean, raw = _halves(logits)
+        log_std = np.clip(raw, LOG_STD_MIN, LOG_STD_MAX)
         self._free = (raw >= LOG_STD_MIN) & (raw <= LOG_STD_MAX)
         self._mean, self._log_std = mean, log_std
         self._precision = np.exp(-log_std)
         self._distance = (action - mean) * self._precision
         self.log_prob = (-0.5 * np.square(self._distance) - log_std - np.float32(HALF_LOG_TWO_PI)).sum(axis=0)
         self.entropy = (log_std + np.float32(0.5 + HALF_LOG_TWO_PI)).sum(axis=0)
-        widening = log_std - behavior_log_std
-        distance = np.square((behavior_mean - mean) * self._precision)
-        self.kl = (widening + 0.5 * (np.exp(-2.0 * widening) + distance - 1.0)).sum(axis=0)
+
+    def kl_from(self, behavior_logits: Array) -> Array:
+        mean, raw = _halves(behavior_logits)
+        widening = self._log_std - np.clip(raw, LOG_STD_MIN, LOG_STD_MAX)
+        distance = np.square((mean - self._mean) * self._precision)
+        divergence: Array = (widening + 0.5 * (np.exp(-2.0 * widening) + distance - 1.0)).sum(axis=0)
+        return divergence
 
     def gradient(self, log_prob: Array, entropy: Array) -> Array:
         mean = log_prob * self._distance * self._precision
@@ -211,8 +222,8 @@ class _GaussianTerms:
 
 
 class _TanhGaussianTerms(_GaussianTerms):
-    def __init__(self, logits: Array, action: Array, behavior_logits: Array) -> None:
-        super().__init__(logits, action, behavior_logits)
+    def __init__(self, logits: Array, action: Array) -> None:
+        super().__init__(logits, action)
         self._std = np.exp(self._log_std)
         self.log_prob = self.log_prob - _log_slope_of_tanh(action).sum(axis=0)
         slopes = [weight * _log_slope_of_tanh(self._mean + node * self._std) for node, weight in _QUADRATURE]
@@ -231,6 +242,12 @@ class _TanhGaussianTerms(_GaussianTerms):
 
 
 _QUADRATURE = [(np.float32(x), np.float32(w)) for x, w in zip(NORMAL_NODES, NORMAL_WEIGHTS, strict=True)]
+
+
+def _halves(logits: Array) -> tuple[Array, Array]:
+    """Return means and logarithms of deviations, [size, M] each, from [2 * size, M]."""
+    half = len(logits) // 2
+    return logits[:half], logits[half:]
 
 
 def _log_softmax(logits: Array) -> Array:

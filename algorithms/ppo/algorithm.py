@@ -74,8 +74,10 @@ class PPO(ActorCriticAlgorithm):
         return StreamedBatches(source, flags.batch_size // flags.microbatch_size, on_policy=alone)
 
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Return a learner, of microbatches if batches stream."""
+        """Return a learner with the fastest suitable gradient; of microbatches, if batches stream."""
+        from appo.algorithms.ppo.numpy_learner import numpy_gradient
         from appo.algorithms.ppo.streaming import StreamingLearner
 
-        learner = self.learner_class()(flat, context)
+        by_torch = context.verify or context.flags.streams
+        learner = self.learner_class()(flat, context, (lambda _: None) if by_torch else numpy_gradient)
         return StreamingLearner(learner) if context.flags.streams else learner

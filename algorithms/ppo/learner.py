@@ -3,7 +3,7 @@
 `PPOLearner.loss` is the algorithm, `PPOLearner.learn` the loop. The module is independent of processes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
 from appo.algorithms.parts.config import EXPLAINED
-from appo.algorithms.parts.learner import KL
+from appo.algorithms.parts.learner import KL, Metrics
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.pooling import pool_mean, pool_moments
 from appo.algorithms.parts.segments import drawn_segments
@@ -40,6 +40,10 @@ class PPOLearner(SurrogateLearner):
 
     Args:
         flat, context: see `FlatLearner`; `generator` draws the order of minibatches.
+        make_quick: function that makes `quick`, called again after a change of flags.
+
+    Attributes:
+        quick: faster equivalent of `differentiate`, or None.
 
     Raises:
         UsageError: flags contradict the model or other flags.
@@ -49,10 +53,22 @@ class PPOLearner(SurrogateLearner):
 
     config: PPOConfig
 
-    def __init__(self, flat: FlatModule, context: Context) -> None:
+    def __init__(
+        self,
+        flat: FlatModule,
+        context: Context,
+        make_quick: "Callable[[PPOLearner], Callable[[Minibatch], Metrics] | None]" = lambda learner: None,
+    ) -> None:
         super().__init__(flat, context)
         self.config.check(recurrent=self.model.rnn_state_size > 0)
         self.further[ADVANTAGES] = flat.flat.new_zeros(3, dtype=torch.float64)
+        self._make_quick = make_quick
+        self.quick = make_quick(self)
+
+    def configure(self, config: PPOConfig) -> None:
+        """Follow new flags; called between two batches."""
+        super().configure(config)
+        self.quick = self._make_quick(self)
 
     @property
     def advantages(self) -> Moments:
@@ -79,7 +95,7 @@ class PPOLearner(SurrogateLearner):
             if i == 0 or (c.recompute_advantages and i % per_epoch == 0):
                 batch = self.estimate(batch)
             minibatch = self.minibatch(batch, segments)
-            metrics = self.differentiate(minibatch)
+            metrics = (self.quick or self.differentiate)(minibatch)
             if self.stops_before(minibatch.valid, metrics, i % per_epoch + 1):
                 break
             self.descend_by(minibatch.valid, metrics)
@@ -90,7 +106,7 @@ class PPOLearner(SurrogateLearner):
         self.version += 1
         yield
 
-    def stops_before(self, valid: Tensor, metrics: Mapping[str, Tensor], minibatches: int) -> bool:
+    def stops_before(self, valid: Tensor, metrics: Metrics, minibatches: int) -> bool:
         """Return whether the iteration ends before a step, see `--target_kl`; the rate then adapts to the short epoch.
 
         Args:
@@ -100,7 +116,9 @@ class PPOLearner(SurrogateLearner):
         """
         if not (target := self.config.target_kl):
             return False
-        kl = pool_mean(self.ranks, metrics[KL], valid.sum()) if self.ranks else metrics[KL].detach()
+        kl = torch.as_tensor(metrics[KL]).detach()
+        if self.ranks:
+            kl = pool_mean(self.ranks, kl, valid.sum())
         stops = float(kl) > 1.5 * target  # the factor of Stable-Baselines3
         if stops:
             # The steps made, with smaller divergences, would raise a rate that is too high already.
@@ -108,23 +126,28 @@ class PPOLearner(SurrogateLearner):
             self.optimizer.adapt(end_of_epoch=True, minibatches=minibatches)
         return stops
 
-    def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Set the gradient of a minibatch; return its metrics."""
+    def differentiate(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+        """Set the gradient of a minibatch; return its metrics.
+
+        Args:
+            minibatch: minibatch.
+            moments: mean and deviation of the advantages, if known.
+        """
         size = self.config.microbatch_size // self.segment_steps
         explained = losses.explained_variance(minibatch.value, minibatch.target, minibatch.valid)
         if not size:
             self.optimizer.gradient.zero_()
-            loss, metrics = self.loss(minibatch)
+            loss, metrics = self.loss(minibatch, moments)
             loss.backward()  # type: ignore[no-untyped-call]
             return metrics | {EXPLAINED: explained}
-        moments = self.mean_and_std(minibatch.advantage, minibatch.valid)
+        moments = moments or self.mean_and_std(minibatch.advantage, minibatch.valid)
         total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
             part = minibatch.part(slice(i, i + size))
             total.add(part.valid, *self.loss(part, moments))
         return total.finish() | {EXPLAINED: explained}
 
-    def descend_by(self, valid: Tensor, metrics: Mapping[str, Tensor]) -> None:
+    def descend_by(self, valid: Tensor, metrics: Metrics) -> None:
         """Make an optimizer step by the current gradient."""
         self.step(valid, metrics)
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
