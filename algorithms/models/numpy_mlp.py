@@ -28,8 +28,8 @@ Derivative = Callable[[Array, Array, Array], None]
 """(gradient, output, scratch): multiply the gradient in place by the derivative at the output."""
 
 MAX_WEIGHTS = 1 << 19
-"""Limit of weights: larger networks are pure arithmetic, torch's strength. Two towers of 256x256 (140,000 weights) take a
-third of torch's time on 64 rows, and 0.86 of that time on 1,024."""
+"""Limit of weights: larger networks are pure arithmetic, torch's strength. Two towers of 256x256, 140,000 weights, take
+a third of torch's time on 64 rows, and 0.86 on 1,024."""
 
 
 def _elu(x: Array) -> None:
