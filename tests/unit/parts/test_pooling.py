@@ -74,7 +74,8 @@ def appo_learner(kind: str, columns: int, **flags: object) -> APPOLearner:
 def ppo_learner(kind: str, columns: int, **flags: object) -> FlatLearner:
     of_core, spec = SPECS[kind]
     sizes = {"batch_size": columns * appo.ROLLOUT, "num_batches_per_iteration": 1, "ppo_epochs": 1}
-    return ppo.learner_of(spec, **of_core, normalize_input=True, normalize_returns=True, **sizes, **flags)  # type: ignore[arg-type]
+    normalize = {"normalize_input": True, "normalize_returns": True}
+    return ppo.learner_of(spec, **of_core, quick=kind == "mlp", **normalize, **sizes, **flags)  # type: ignore[arg-type]
 
 
 def batch_of(kind: str, seed: int) -> Batch:
@@ -115,7 +116,7 @@ def assert_the_same(found: FlatLearner, expected: FlatLearner) -> None:
 
 
 MAKERS: dict[str, Any] = {"appo": appo_learner, "ppo": ppo_learner}
-QUICK = [("appo", "mlp", 2), ("ppo", "gru", 2)]
+QUICK = [("appo", "mlp", 2), ("ppo", "mlp", 2), ("ppo", "gru", 2)]
 SLOW = [("appo", "gru", 4), ("appo", "conv", 2), ("ppo", "mlp", 4), ("ppo", "conv", 2)]
 
 

@@ -14,6 +14,7 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.statistics import RETURN_MEMORY_SAMPLES
 from appo.algorithms.ppo.config import METRICS, PPOConfig
 from appo.algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner
+from appo.algorithms.ppo.numpy_learner import numpy_gradient
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
@@ -31,11 +32,13 @@ def learning(**flags: object) -> PPOConfig:
     return PPOConfig(**{"ppo_epochs": 2, "learning_rate": 1e-3, **values})  # type: ignore[arg-type]
 
 
-def learner_of(spec: EnvSpec = SPEC, *, core: str = "none", seed: int = 0, **flags: object) -> PPOLearner:
-    """Learners of one seed start from the same weights."""
+def learner_of(
+    spec: EnvSpec = SPEC, *, core: str = "none", seed: int = 0, quick: bool = False, **flags: object
+) -> PPOLearner:
+    """Learners of one seed start from the same weights; a quick one has a twin, if there is one."""
     normalize = bool(flags.pop("normalize_input", False))
     flat = FlatModule(model_of(spec, seed=seed, normalize_input=normalize, **CORES[core]))
-    return PPOLearner(flat, context_of(learning(**flags), spec))
+    return PPOLearner(flat, context_of(learning(**flags), spec), numpy_gradient if quick else lambda learner: None)
 
 
 def learn(learner: PPOLearner, batch: Batch, progress: float = 0.0) -> int:
