@@ -216,7 +216,8 @@ def _messages() -> str:
 def _presets() -> str:
     """Table of the sample-efficient presets."""
     tables = {algo: find_algorithm(algo).sample_efficient for algo in ALGORITHMS}
-    steps = {name: preset["train_for_env_steps"] for table in tables.values() for name, preset in table.items()}
+    budgets = [(name, preset["train_for_env_steps"]) for table in tables.values() for name, preset in table.items()]
+    steps = {name: max(found for other, found in budgets if other == name) for name, _ in budgets}
     rows: list[tuple[str, ...]] = []
     for name in sorted(distinct(steps)):
         found = {algo: table[name] for algo, table in tables.items() if name in table}
@@ -224,6 +225,7 @@ def _presets() -> str:
         # Arguments that change observations make another environment of the published one.
         other = ", without contact forces" if "cfrc" in str(found) else ""
         measured = f"{best.algo}: {best.mean:,g}" if best else ""
+        measured += f" after {best.env_steps:,}" if best and best.env_steps < steps[name] else ""
         rows.append((f"`{name}`{other}", f"{steps[name]:,}", ", ".join(found), measured))
     return _rows(("environment", "env steps", "algorithms", "best measured"), rows)
 

@@ -27,6 +27,7 @@ class SAC(ReplayAlgorithm):
 
     name: ClassVar[str] = "SAC"
     flags: ClassVar[type[Any]] = SACConfig
+    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
     values: ClassVar[str] = ""

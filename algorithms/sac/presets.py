@@ -64,3 +64,6 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 """Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
+
+SAMPLE_EFFICIENT: dict[str, Preset] = {"Pendulum": PRESETS["Pendulum"]}
+"""Presets for `--preset=sample_efficient`, where SAC needs fewer env steps than the published returns of PPO."""

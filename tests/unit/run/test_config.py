@@ -652,8 +652,11 @@ def test_presets_of_ppo_have_the_measured_flags(name: str, preset: str) -> None:
     [
         (("--env=Taxi-v3",), "APPO has no such preset for Taxi-v3; it has one for CartPole, Acrobot, "),
         (("--env=mine:Game",), "APPO has no such preset for mine:Game; it has one for CartPole, "),
-        (("--env=CartPole-v1", "--algo=A3C"), "A3C has no such preset for CartPole-v1; it has none at all; APPO and"),
-        (("--algo=BC", "--input=d"), "BC has no such preset for datasets; it has none at all; "),
+        (
+            ("--env=CartPole-v1", "--algo=A3C"),
+            "A3C has no such preset for CartPole-v1; it has none; APPO, PPO and",
+        ),
+        (("--algo=BC", "--input=d"), "BC has no such preset for datasets; it has none; "),
     ],
 )
 def test_a_preset_that_does_not_exist_is_refused(words: tuple[str, ...], message: str) -> None:
@@ -718,6 +721,9 @@ def test_the_best_measured_algorithm_is_chosen() -> None:
         (["--env=HalfCheetah-v5", "--algo=auto", "--no_presets"], "APPO"),
         (["--env=LunarLander-v3", "--algo=auto"], "APPO"),
         (["--env=LunarLander-v3", "--algo=auto", "--preset=sample_efficient"], "PPO"),
+        (["--env=Pendulum-v1", "--algo=auto", "--preset=sample_efficient"], "SAC"),
+        (["--env=Walker2d-v5", "--algo=auto"], "APPO"),
+        (["--env=Walker2d-v5", "--algo=auto", "--preset=sample_efficient"], "PPO"),
         (["--env=mine:Game", "--algo=auto"], "APPO"),
         (["--env=HalfCheetah-v5"], "APPO"),
         (["--config=f.toml"], "PPO"),
