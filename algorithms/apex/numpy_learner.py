@@ -49,7 +49,7 @@ class NumpyUpdate:
             found = [numpy_q_network(model, len(valid)) for model in models]
             self._networks[len(valid)] = tuple(network for network in found if network is not None)
         trained, target, chooser = self._networks[len(valid)]  # the last chooses actions
-        now, later = batch.obs[trained.key].numpy()
+        now, later = ({key: batch.obs[key][row].numpy() for key in trained.keys} for row in range(2))
         rows, (action,) = np.arange(len(valid)), batch.action.numpy()[..., 0]
         of_later = target.forward(later)
         best = (chooser.forward(later) if c.double_q else of_later).argmax(axis=1)

@@ -59,7 +59,7 @@ class NumpyUpdate:
         if (steps, columns) not in self._networks:
             self._networks[steps, columns] = NumpyMlpTraining(self.model, (steps + 1) * columns, steps * columns)
         network = self._networks[steps, columns]
-        logits, value = network.unroll(batch.obs[network.key].numpy().reshape(-1, *batch.obs[network.key].shape[2:]))
+        logits, value = network.unroll({key: batch.obs[key].flatten(0, 1).numpy() for key in network.keys})
         value = value.reshape(steps + 1, columns)
         action, log_prob = batch.action.flatten(0, 1).numpy(), batch.recorded["log_prob"].numpy()
         current = policy = PolicyTerms(learner.parts, logits, action)

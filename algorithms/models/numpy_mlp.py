@@ -7,7 +7,7 @@ nothing to keep in step with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from appo.algorithms.models.images import CLIP, InputScaling
 from appo.algorithms.models.q_network import QNetwork
 
 Array = NDArray[Any]
+Observations = Mapping[str, Array]
 Activation = Callable[[Array], object]
 """Transforms an array in place."""
 Derivative = Callable[[Array, Array, Array], None]
@@ -97,10 +98,9 @@ class NumpyMlp:
     """
 
     def __init__(self, model: TowerActorCritic, rows: int) -> None:
-        self.key = model.keys[0]
-        self._scale = _scaling(model.scaling_of(self.key), rows)
-        self._actor = _layers(model.actor, rows)
-        self._critic = _layers(model.critic, rows) if model.critic else None
+        self.keys, self._scaled = model.keys, _scaled(model, rows)
+        self._actor = _Tower(model.actor, rows)
+        self._critic = _Tower(model.critic, rows) if model.critic else self._actor
         self._policy = _policy(model.policy_head)
         weight, bias = model.value_layer()
         self._value_weight, self._value_bias = _view(weight).T, _view(bias)
@@ -108,17 +108,21 @@ class NumpyMlp:
         self._value_row = self._value[:, 0]
         self._return_mean, self._return_std = _view(model.return_mean), _view(model.return_std)
 
-    def act(self, obs: Array, logits: Array, value: Array) -> None:
-        """Fill logits [R, L] and value [R], in units of return, from unscaled obs [R, *]."""
-        x = self._scale(obs)
-        features = _forward(self._actor, x)
-        self._policy(features, logits)
-        if self._critic is not None:
-            features = _forward(self._critic, x)
-        np.matmul(features, self._value_weight, out=self._value)
-        np.add(self._value_row, self._value_bias, out=value)
+    def act(self, obs: Observations, logits: Array, value: Array) -> None:
+        """Fill logits [R, L] and value [R], in units of return, from unscaled obs {key} [R, *]."""
+        self._forward(obs, logits, value)
         np.multiply(value, self._return_std, out=value)
         np.add(value, self._return_mean, out=value)
+
+    def _forward(self, obs: Observations, logits: Array, value: Array) -> None:
+        """Fill logits [R, L] and value [R], in units of the value head."""
+        x = self._scaled(obs)
+        features = self._actor.forward(x)
+        self._policy(features, logits)
+        if self._critic is not self._actor:
+            features = self._critic.forward(x)
+        np.matmul(features, self._value_weight, out=self._value)
+        np.add(self._value_row, self._value_bias, out=value)
 
 
 class NumpyMlpTraining(NumpyMlp):
@@ -142,31 +146,21 @@ class NumpyMlpTraining(NumpyMlp):
             assert head.log_stddev.grad is not None
             self._of_log_stddev = _view(head.log_stddev.grad)
 
-    def unroll(self, obs: Array) -> tuple[Array, Array]:
-        """Return logits [M, L] and values [R] in units of the value head for obs [R, *], valid until the next call."""
-        self._x = self._scale(obs)
-        self._policy(_forward(self._actor, self._x), self._logits)
-        features = self._features(self._actor)
-        if self._critic is not None:
-            features = _forward(self._critic, self._x)
-        np.matmul(features, self._value_weight, out=self._value)
-        np.add(self._value_row, self._value_bias, out=self._value_row)
+    def unroll(self, obs: Observations) -> tuple[Array, Array]:
+        """Return logits [M, L] and values [R] in units of the value head for obs {key} [R, *], valid until the next."""
+        self._forward(obs, self._logits, self._value_row)
         return self._logits[: self._trained], self._value_row
 
     def backward(self, logits: Array, value: Array) -> None:
         """Set all gradients of the weights from gradients of the logits [M, L] and values [M]."""
-        outputs = self._outputs(logits)
-        through_actor = self._policy_layer.backward(self._features(self._actor)[: self._trained], outputs)
-        layers = self._actor if self._critic is None else self._critic
-        through_value = self._value_layer.backward(self._features(layers)[: self._trained], value[:, None])
-        if self._critic is None:
+        trained, outputs = slice(self._trained), self._outputs(logits)
+        through_actor = self._policy_layer.backward(self._actor.features[trained], outputs)
+        through_value = self._value_layer.backward(self._critic.features[trained], value[:, None])
+        if self._critic is self._actor:
             through_actor += through_value
         else:
-            _backward(self._critic, self._x[: self._trained], through_value)
-        _backward(self._actor, self._x[: self._trained], through_actor)
-
-    def _features(self, layers: list[_Layer]) -> Array:
-        return layers[-1].out if layers else self._x
+            self._critic.backward(through_value)
+        self._actor.backward(through_actor)
 
     def _outputs(self, logits: Array) -> Array:
         """Return the gradient of the outputs of the policy's layer; set that of free deviations."""
@@ -183,16 +177,14 @@ class NumpyQNetwork:
     """
 
     def __init__(self, model: QNetwork, rows: int) -> None:
-        self.key, self._model = model.keys[0], model
-        self._scale, self._layers = _scaling(model.scaling_of(self.key), rows), _layers(model.tower, rows)
+        self.keys, self._scaled, self._tower = model.keys, _scaled(model, rows), _Tower(model.tower, rows)
         self._q_layer = _Linear(model.q_head)
         self._value_layer = _Linear(model.value_head) if model.dueling else None
         self._q = np.empty((rows, self._q_layer.bias.size), np.float32)
 
-    def forward(self, obs: Array) -> Array:
-        """Return Q [R, L] for unscaled obs [R, *], valid until the next call."""
-        self._x = self._scale(obs)
-        features = _forward(self._layers, self._x)
+    def forward(self, obs: Observations) -> Array:
+        """Return Q [R, L] for unscaled obs {key} [R, *], valid until the next call."""
+        features = self._tower.forward(self._scaled(obs))
         q = self._q_layer.forward(features, self._q)
         if self._value_layer is not None:
             q -= q.mean(axis=1, keepdims=True)
@@ -201,14 +193,14 @@ class NumpyQNetwork:
 
     def backward(self, gradient: Array) -> None:
         """Set all gradients of the weights from the gradient of Q [R, L]."""
-        features = self._layers[-1].out if self._layers else self._x
+        features = self._tower.features
         if self._value_layer is not None:
             value = gradient.sum(axis=1, keepdims=True)
             through = self._q_layer.backward(features, gradient - value / gradient.shape[1])
             through += self._value_layer.backward(features, value)
         else:
             through = self._q_layer.backward(features, gradient)
-        _backward(self._layers, self._x, through)
+        self._tower.backward(through)
 
 
 def numpy_q_network(model: QNetwork, rows: int) -> NumpyQNetwork | None:
@@ -224,7 +216,7 @@ def numpy_mlp(model: nn.Module, rows: int) -> NumpyMlp | None:
 
 
 def has_numpy_twin(model: nn.Module) -> bool:
-    """Return whether a model is on the CPU, small, and only MLPs of one observation."""
+    """Return whether a model is on the CPU, small, and only MLPs, one per observation."""
     if type(model) is not TowerActorCritic or not _is_small(model):
         return False
     head = model.policy_head
@@ -232,27 +224,31 @@ def has_numpy_twin(model: nn.Module) -> bool:
 
 
 def is_usual(model: ActingNetwork, heads: list[nn.Linear]) -> bool:
-    """Return whether a network of one observation has exactly the supported classes, without hooks."""
-    if any(type(head) is not nn.Linear for head in heads) or type(model.scaling_of(model.keys[0])) is not InputScaling:
+    """Return whether a network has exactly the supported classes, without hooks."""
+    scalings = [model.scaling_of(key) for key in model.keys]
+    if any(type(head) is not nn.Linear for head in heads) or any(type(one) is not InputScaling for one in scalings):
         return False
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return not hooked and all(map(_is_plain, model.towers))
 
 
 def _is_small(model: ActorCritic) -> bool:
-    if len(model.keys) != 1 or model.return_mean.device.type != "cpu":
-        return False
-    return sum(parameter.numel() for parameter in model.parameters()) <= MAX_WEIGHTS
+    return (
+        model.return_mean.device.type == "cpu"
+        and sum(parameter.numel() for parameter in model.parameters()) <= MAX_WEIGHTS
+    )
 
 
 def _is_plain(tower: Tower) -> bool:
-    """Return whether a tower is one MLP; a layer with spectral norm has another class than Linear."""
+    """Return whether a tower is MLPs; a layer with spectral norm has another class than Linear."""
     encoder = tower.encoder
     if type(tower) is not Tower or tower.bf16 or type(tower.core) is not IdentityCore:
         return False
-    if type(encoder) is not DictEncoder or any(type(one) is not Encoder for one in encoder.encoders):
-        return False
-    layers = list(encoder_of(tower))
+    return type(encoder) is DictEncoder and all(type(one) is Encoder and _is_mlp(one) for one in encoder.encoders)
+
+
+def _is_mlp(encoder: Encoder) -> bool:
+    layers = list(encoder)
     if layers and isinstance(layers[0], nn.Flatten | nn.Unflatten):
         layers = layers[1:]
     linear, activations = layers[::2], layers[1::2]
@@ -268,9 +264,35 @@ def encoder_of(tower: Tower) -> Encoder:
     return only
 
 
-def _layers(tower: Tower, rows: int) -> list[_Layer]:
+class _Tower:
+    """The MLPs of a tower, one per observation; their features [R, F] stand side by side."""
+
+    def __init__(self, tower: Tower, rows: int) -> None:
+        encoder = tower.encoder
+        assert isinstance(encoder, DictEncoder)
+        self._mlps = [(key, _layers(one, rows)) for key, one in encoder.items()]
+        self._joined = np.empty((rows, encoder.output_size), np.float32)
+
+    def forward(self, x: Observations) -> Array:
+        """Return features of scaled observations {key} [R, D], valid until the next call."""
+        self._x = x
+        found = [_forward(layers, x[key]) for key, layers in self._mlps]
+        self.features = found[0] if len(found) == 1 else np.concatenate(found, axis=1, out=self._joined)
+        return self.features
+
+    def backward(self, gradient: Array) -> None:
+        """Set the gradients of the weights from the gradient of the first features [M, F], which is overwritten."""
+        begin = 0
+        for key, layers in self._mlps:
+            x = self._x[key][: len(gradient)]
+            end = begin + (layers[-1].out if layers else x).shape[1]
+            _backward(layers, x, gradient[:, begin:end])
+            begin = end
+
+
+def _layers(encoder: Encoder, rows: int) -> list[_Layer]:
     made = []
-    for linear, activation in pairwise(encoder_of(tower)):
+    for linear, activation in pairwise(encoder):
         if isinstance(linear, nn.Linear):
             out = np.empty((rows, linear.out_features), np.float32)
             made.append(_Layer(_Linear(linear), *_ACTIVATIONS[type(activation)], out))
@@ -285,7 +307,7 @@ def _forward(layers: list[_Layer], x: Array) -> Array:
 
 
 def _backward(layers: list[_Layer], x: Array, gradient: Array) -> None:
-    """Set the gradients of a tower's weights from the gradient of its features [M, F], which is overwritten."""
+    """Set the gradients of an MLP's weights from the gradient of its features [M, F], which is overwritten."""
     scratch = np.empty_like(gradient)
     for i in range(len(layers) - 1, -1, -1):
         layer, rows = layers[i], len(x)
@@ -322,6 +344,12 @@ def _policy(head: PolicyHead) -> Callable[[Array, Array], None]:
             start += width
 
     return with_free_deviations
+
+
+def _scaled(model: ActingNetwork, rows: int) -> Callable[[Observations], Observations]:
+    """Make the function that scales observations {key} [R, *] to {key} [R, D] like `ActingNetwork.scaled`."""
+    scalings = [(key, _scaling(model.scaling_of(key), rows)) for key in model.keys]
+    return lambda obs: {key: scale(obs[key]) for key, scale in scalings}
 
 
 def _scaling(scaling: InputScaling, rows: int) -> Callable[[Array], Array]:

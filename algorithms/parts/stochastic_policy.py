@@ -125,7 +125,7 @@ class StochasticPolicy:
 class _Views(NamedTuple):
     """Views of the arrays of a step in a slot, made once."""
 
-    obs: Array
+    obs: dict[str, Array]
     action: Array
     logits: Array
     log_prob: Array
@@ -175,10 +175,10 @@ class NumpyActing:
 
     def _steps_of(self, slot: int) -> list[_Views]:
         t = self._trajectories
-        obs, action, version = t.obs[self._mlp.key][slot], t.action[slot], t.policy_version[slot]
+        action, version = t.action[slot], t.policy_version[slot]
         return [
             _Views(
-                obs[step],
+                {key: t.obs[key][slot, step] for key in self._mlp.keys},
                 action[step],
                 **(self._unread | {name: array[slot, step] for name, array in t.recorded.items() if name in THOUGHTS}),
                 version=version[step],

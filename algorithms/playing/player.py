@@ -102,7 +102,7 @@ class NumpyPlayer:
 
     def act(self, obs: dict[str, Array], first: Array) -> Array:
         """Return actions [R, A] for observations [R, *], valid until the next call; an MLP ignores `first`."""
-        self._mlp.act(obs[self._mlp.key], self._logits, self._value)
+        self._mlp.act(obs, self._logits, self._value)
         if self._sampler is None:
             most_probable(self._parts, self._logits, self._action)
         else:

@@ -57,7 +57,7 @@ class NumpyGradient:
         if len(valid) not in self._networks:
             self._networks[len(valid)] = NumpyMlpTraining(model, len(valid), len(valid))
         network = self._networks[len(valid)]
-        logits, value = network.unroll(m.obs[network.key][0].numpy())
+        logits, value = network.unroll({key: m.obs[key][0].numpy() for key in network.keys})
         action = m.action[0].numpy()
         current = policy = PolicyTerms(learner.parts, logits, action)
         _, ratio = surrogate.ratios(current, log_prob, valid)

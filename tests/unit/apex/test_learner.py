@@ -49,7 +49,8 @@ def learner_of(spec: EnvSpec = SPEC, *, seed: int = 0, **flags: object) -> ApexL
 def batch_of(spec: EnvSpec = SPEC, *, seed: int = 0) -> Batch:
     """Steps with every kind of end; weights are 1 / (N P) over their largest."""
     generator = torch.Generator().manual_seed(seed)
-    obs = {"obs": torch.randn(2, SIZE, 5, generator=generator)}
+    shapes = {key: seen.shape for key, seen in spec.observations.items() if key != MASK_KEY}
+    obs = {key: torch.randn(2, SIZE, *shape, generator=generator) for key, shape in shapes.items()}
     if spec.action_mask:
         allowed = torch.rand(2, SIZE, 5, generator=generator) < 0.6
         allowed[..., [0, 3]] = True

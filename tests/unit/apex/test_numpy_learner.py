@@ -18,11 +18,12 @@ from appo.algorithms.parts.twin_check import COMPARE_EVERY
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.envs.spec import EnvSpec
+from appo.envs.spec import EnvSpec, ObservationSpec
 from tests.unit.apex.test_learner import BRANCHES, MASKED, SIZE, SPEC, batch_of, learn
-from tests.unit.models.cases import config_of, context_of
+from tests.unit.models.cases import CATEGORICAL, config_of, context_of, env_spec_of
 
 UPDATES = 12
+SEVERAL = env_spec_of(*CATEGORICAL, a=ObservationSpec((4,), "float32"), b=ObservationSpec((2, 3), "float32"))
 
 
 def pair_of(
@@ -59,6 +60,7 @@ def with_invalid(batch: Batch) -> Batch:
         {"double_q": False, "nonlinearity": "relu", "encoder_mlp_layers": (7, 6)},
         {"nonlinearity": "tanh", "encoder_mlp_layers": ()},
         {"normalize_input": True},
+        {"spec": SEVERAL},
     ],
 )
 def test_its_steps_are_those_of_torch(flags: dict[str, Any]) -> None:
@@ -66,7 +68,7 @@ def test_its_steps_are_those_of_torch(flags: dict[str, Any]) -> None:
     assert isinstance(quick.quick, NumpyUpdate)
     quick.quick._check.is_due()  # or the first step would be torch's
     for seed in range(UPDATES):
-        batch = with_invalid(batch_of(seed=seed))
+        batch = with_invalid(batch_of(flags.get("spec", SPEC), seed=seed))
         torch.testing.assert_close(learn(quick, batch), learn(exact, batch), rtol=1e-4, atol=1e-5)
     assert quick.updates == exact.updates == UPDATES
     torch.testing.assert_close(quick.flat.flat, exact.flat.flat, rtol=1e-3, atol=1e-4)

@@ -10,12 +10,13 @@ from appo.algorithms.appo.learner import NOISE, APPOLearner, Whole
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.ops.returns import Returns
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.envs.spec import ActionPart, EnvSpec
+from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from appo.utils.logging import SHOWN
 from tests.unit.appo.batches import SPEC, batch_of, clone, learn, learner_of, parameters
 from tests.unit.models.cases import CORES, GAUSSIAN, MIXED, env_spec_of
 
 SAME_STEP = replace(SPEC, same_step=True)
+SEVERAL = env_spec_of(a=ObservationSpec((4,), "float32"), b=ObservationSpec((2, 3), "uint8"))
 PARTS = (ActionPart("gaussian", 2), ActionPart("categorical", 3), ActionPart("gaussian", 1))
 PLAIN = {"use_rnn": False, "encoder_mlp_layers": (16, 12)}
 FLAGS: dict[str, object] = {"learning_rate": 1e-2, "exploration_loss_coeff": 0.1, "max_grad_norm": 0.0}
@@ -31,6 +32,8 @@ MODELS: dict[str, tuple[EnvSpec, dict[str, object]]] = {
     "gaussian": (env_spec_of(*GAUSSIAN), {}),
     "free deviations": (env_spec_of(*GAUSSIAN), FREE),
     "squashed": (env_spec_of(ActionPart("tanh_gaussian", 2)), {}),
+    "several observations": (SEVERAL, {"actor_critic_share_weights": False}),
+    "several observations, one tower": (SEVERAL, {}),
     "several parts": (env_spec_of(*PARTS), {}),
     "several parts, free deviations": (env_spec_of(*PARTS), FREE),
 }

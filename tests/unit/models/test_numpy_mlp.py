@@ -31,6 +31,7 @@ MIXED = (
 )
 BINNED = (ActionPart("bins", 5), ActionPart("categorical", 3), ActionPart("bins", 2))
 VECTOR = ObservationSpec((6,), "float32")
+SEVERAL = EnvSpec({"a": VECTOR, "b": ObservationSpec((3, 2), "uint8"), "c": VECTOR}, ActionSpec(CHOICES))
 
 
 def spec_of(parts: tuple[ActionPart, ...], observation: ObservationSpec = VECTOR) -> EnvSpec:
@@ -66,6 +67,8 @@ CASES = {
     "several parts": (PLAIN, spec_of(MIXED)),
     "several parts, deviations of the state": (replace(PLAIN, adaptive_stddev=True), spec_of(MIXED)),
     "matrix": (PLAIN, spec_of(CHOICES, ObservationSpec((2, 3), "float32"))),
+    "several observations": (PLAIN, SEVERAL),
+    "several observations, towers apart": (replace(PLAIN, actor_critic_share_weights=False), SEVERAL),
     "number": (PLAIN, spec_of(CHOICES, ObservationSpec((), "float32"))),
     "bytes": (PLAIN, spec_of(CHOICES, ObservationSpec((9,), "uint8"))),
     "constants": (replace(PLAIN, normalize_input=False, obs_subtract_mean=1.0, obs_scale=4.0), spec_of(CHOICES)),
@@ -83,12 +86,14 @@ def test_logits_values_and_log_probs_are_those_of_torch(case: str) -> None:
     sampler = ActionSampler(spec.action.parts, ROWS, np.random.default_rng(0))
     for seed in range(3):
         flat.flat.mul_(1.1)  # as when new weights arrive
-        obs = observations(spec.observations["obs"], seed)
+        obs = {key: observations(shown, seed) for key, shown in spec.observations.items()}
         mlp.act(obs, logits, value)
         sampler.sample(logits, action, log_prob)
         with torch.no_grad():
             expected, values, _ = flat.module.act(
-                {"obs": torch.from_numpy(obs)}, torch.zeros(ROWS, dtype=torch.bool), torch.zeros(ROWS, 0)
+                {key: torch.from_numpy(x) for key, x in obs.items()},
+                torch.zeros(ROWS, dtype=torch.bool),
+                torch.zeros(ROWS, 0),
             )
             values = flat.module.denormalize_value(values)
             log_probs = ActionDistribution(spec.action.parts, expected).log_prob(torch.from_numpy(action))
@@ -104,7 +109,6 @@ def test_networks_of_other_kinds_are_left_to_torch() -> None:
         *((replace(PLAIN, encoder_subtype="mlp_residual", encoder_mlp_layers=(8,) * n), spec) for n in (1, 2)),
         (replace(PLAIN, encoder_mlp_layers=(1, MAX_WEIGHTS)), spec),
         (replace(PLAIN, hidden_size=8), spec_of(CHOICES, ObservationSpec((3, 36, 36), "uint8"))),
-        (PLAIN, EnvSpec({"a": VECTOR, "b": VECTOR}, ActionSpec(CHOICES))),
     ]
     assert [numpy_mlp(build_model(config, other), ROWS) for config, other in others] == [None] * len(others)
     assert not is_supported((ActionPart("bernoulli", 2),))
@@ -207,7 +211,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     obs[3] = np.nan
     logits, value = np.empty((ROWS, 5), np.float32), np.empty(ROWS, np.float32)
     action, log_prob = np.empty((ROWS, 1), np.int32), np.empty(ROWS, np.float32)
-    mlp.act(obs, logits, value)
+    mlp.act({"obs": obs}, logits, value)
     ActionSampler(CHOICES, ROWS, np.random.default_rng(0)).sample(logits, action, log_prob)
     broken = np.arange(ROWS) == 3
     for found in (value, log_prob):

@@ -15,12 +15,13 @@ from appo.algorithms.ppo.minibatch import Minibatch
 from appo.algorithms.ppo.numpy_learner import NumpyGradient, numpy_gradient
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
-from appo.envs.spec import ActionPart, EnvSpec
+from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from tests.unit.appo.batches import SPEC, batch_of, clone
 from tests.unit.models.cases import CORES, GAUSSIAN, MIXED, config_of, context_of, env_spec_of, model_of
 from tests.unit.ppo.test_learner import STEPS, learn, learning, parameters
 
 SAME_STEP = replace(SPEC, same_step=True)
+SEVERAL = env_spec_of(a=ObservationSpec((4,), "float32"), b=ObservationSpec((2, 3), "uint8"))
 PARTS = (ActionPart("gaussian", 2), ActionPart("categorical", 3), ActionPart("gaussian", 1))
 PLAIN: dict[str, Any] = {"use_rnn": False, "encoder_mlp_layers": (16, 12)}
 FLAGS: dict[str, Any] = {"learning_rate": 1e-2, "exploration_loss_coeff": 0.1, "normalize_returns": True}
@@ -31,6 +32,8 @@ MODELS: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     "tanh, towers apart": (SPEC, {"nonlinearity": "tanh", "actor_critic_share_weights": False}),
     "free deviations": (env_spec_of(*GAUSSIAN), {"adaptive_stddev": False}),
     "squashed": (env_spec_of(ActionPart("tanh_gaussian", 2)), {}),
+    "several observations": (SEVERAL, {"actor_critic_share_weights": False}),
+    "several observations, one tower": (SEVERAL, {}),
     "several parts": (env_spec_of(*PARTS), {"adaptive_stddev": False}),
 }
 OBJECTIVES: dict[str, dict[str, Any]] = {
