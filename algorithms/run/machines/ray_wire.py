@@ -35,7 +35,7 @@ LOOK_SECONDS = 2.0
 """Time between two looks for joining machines."""
 
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Time until a machine is used again after a failure, by the number of failures."""
+"""Time until a node is used again after a failure, by the number of failures in a row without a packet."""
 
 PREPARE_SECONDS = 60.0
 """Time for a Ray actor to start and load packages, beside the limit of the environment."""
@@ -130,6 +130,7 @@ class RayWire:
             if error := future.exception():
                 self._lose(link, _cause(error))
             elif kind == "packet":
+                self._failures.pop(link.node, None)
                 yield number, future.result()
             elif kind == "given":
                 link.is_giving = False

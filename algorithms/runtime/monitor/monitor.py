@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 FIRST_SUMMARY_SECONDS = 0.25
 SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # longest time between summaries in the first minutes, when users watch most
+MOST_WARNINGS = 10  # new ones a minute: a thousand environments can fail in a thousand ways at once
 CLOSE_SECONDS = 3.0  # to write the remaining figures
 
 
@@ -126,6 +127,7 @@ class Monitor:
                     earlier = [r for r in without_lost(read_metrics(folder.metrics)) if r["policy"] == policy]
                     self._show(policy, last_values(earlier))
         self._traces: set[str] = set()  # logged tracebacks and warnings
+        self._minute, self._of_minute = -math.inf, 0  # its beginning, and new warnings since
         self._has_said_absurd = False
         self._played = self._ended = False  # whether an episode has ended; whether the start has
         self._summary_interval = FIRST_SUMMARY_SECONDS
@@ -154,12 +156,8 @@ class Monitor:
                 progress.discard_rate.add(now, totals["discarded"])
                 self.hooks.tell("on_report", message)
             case WorkerReport(worker, totals, raised):
-                for text in raised:  # each traceback of the user's code is logged once for all workers
-                    head, _, trace = text.partition("\n")
-                    key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
-                    if key not in self._traces and len(self._traces) < 10:
-                        self._traces.add(key)
-                        log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
+                for text in raised:
+                    self._warn(worker, text)
                 self.workers[worker] = self.workers.get(worker, {}) | totals
                 self.collect_rate.add(time.monotonic(), self.collected)
             case OutputReport(totals):
@@ -170,6 +168,21 @@ class Monitor:
                 self.replaced += 1
             case WorkerRestarted():
                 self.restarts += 1
+
+    def _warn(self, worker: str, text: str) -> None:
+        """Log a warning once for all workers, but no more than `MOST_WARNINGS` a minute."""
+        head, _, trace = text.partition("\n")
+        key = trace or head.partition(" is ")[0]  # without numbers, which differ between workers
+        if key in self._traces:
+            return
+        if (now := time.monotonic()) - self._minute > 60:
+            self._minute, self._of_minute = now, 0
+        self._of_minute += 1
+        if self._of_minute <= MOST_WARNINGS:
+            self._traces.add(key)
+            log.warning("%s: %s%s", worker, head, f"\n{trace}" * bool(trace))
+        elif self._of_minute == MOST_WARNINGS + 1:
+            log.warning("further warnings of this minute are in the logs of the workers alone")
 
     def _add_episodes(self, done: EpisodesDone) -> None:
         for policy, progress in enumerate(self.policies):

@@ -267,6 +267,21 @@ def test_what_only_a_worker_itself_knows_outlasts_a_report_of_its_counts(watched
     monitor.close()
 
 
+def test_new_warnings_are_shown_as_long_as_a_run_lasts_but_not_all_at_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = watched.monitor()
+    for number in range(25):
+        monitor.handle(WorkerReport("bridge", {}, (f"machine {number} is lost: node {number}", "machine 0 is lost")))
+    more = "further warnings of this minute are in the logs of the workers alone"
+    assert caplog.messages == [*(f"bridge: machine {n} is lost: node {n}" for n in range(10)), more]
+    caplog.clear()
+    watched.now += 61.0
+    monitor.handle(WorkerReport("bridge", {}, ("machine 24 is lost: node 24", "machine 3 is lost")))
+    assert caplog.messages == ["bridge: machine 24 is lost: node 24"]
+    monitor.close()
+
+
 def test_records_hold_the_counters_before_the_tags(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryMeter, "tags", lambda meter, now: {"perf/memory_mib": 3.0})
     monitor = watched.monitor(2)
