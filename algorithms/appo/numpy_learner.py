@@ -17,12 +17,12 @@ from torch import Tensor
 from appo.algorithms.appo.learner import NOISE, APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
+from appo.algorithms.ops import numpy_surrogate as surrogate
 from appo.algorithms.ops.numpy_returns import TrajectoryTerms, gae, vtrace
+from appo.algorithms.ops.numpy_surrogate import ZERO
 from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
-from appo.algorithms.parts import numpy_surrogate as surrogate
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import Metrics
-from appo.algorithms.parts.numpy_surrogate import ZERO
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 
@@ -72,8 +72,7 @@ class NumpyUpdate:
         advantage, deviation = surrogate.normalized(advantage, valid, self._whole_moments(batch, advantage))
         acted_value, e = _acted_value(batch, return_value[:-1]), learner.clip_ratio.item()
         fields = (valid, log_prob, advantage, value[:-1], (acted_value - mean) / std, (target - mean) / std)
-        metrics = surrogate.backward(
-            network,
+        metrics, *gradients = surrogate.differentiate(
             policy,
             surrogate.Steps(*(x.reshape(-1) for x in fields)),
             surrogate.Weights(
@@ -85,6 +84,7 @@ class NumpyUpdate:
                 "value_mean": return_value[:-1].reshape(-1),
             },
         )
+        network.backward(*gradients)
         explained = surrogate.explained_variance(acted_value, target, valid)
         return torch.from_numpy(target), {**metrics, "advantage_std": deviation, EXPLAINED: explained}
 

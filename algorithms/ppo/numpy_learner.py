@@ -12,8 +12,8 @@ from torch import Tensor
 
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
+from appo.algorithms.ops import numpy_surrogate as surrogate
 from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
-from appo.algorithms.parts import numpy_surrogate as surrogate
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import KL, Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
@@ -68,14 +68,14 @@ class NumpyGradient:
         if c.normalize_advantages == "batch":
             advantage = normalized
         mean, std, e = model.return_mean.item(), model.return_std.item(), learner.clip_ratio.item()
-        metrics = surrogate.backward(
-            network,
+        metrics, *gradients = surrogate.differentiate(
             policy,
             surrogate.Steps(valid, log_prob, advantage, value, (acted_value - mean) / std, (target - mean) / std),
             surrogate.Weights(1 - e, 1 + e, c.ppo_clip_value, c.value_loss_coeff, learner.exploration_coeff.item()),
             KL,
             {KL: (ratio - 1) - np.log(ratio), "value_mean": value * std + mean},
         )
+        network.backward(*gradients)
         explained = surrogate.explained_variance(acted_value, target, valid)
         return {**metrics, "advantage_std": deviation, EXPLAINED: explained}
 

@@ -39,6 +39,7 @@ TORCH = (
     "appo.algorithms.apex.learner",
     "appo.algorithms.pqn.learner",
     "appo.algorithms.apex.numpy_learner",
+    "appo.algorithms.ppo.numpy_learner",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
     "appo.algorithms.sac.quick_gradients",

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate and value loss without torch: their means over valid steps, and the gradient of the weights.
+"""PPO's clipped surrogate and value loss without torch: their means over valid steps, and their derivatives.
 
 `losses.py` defines the terms. Twins of learners share this module: `appo/numpy_learner.py`, `ppo/numpy_learner.py`.
 """
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from appo.algorithms.models.numpy_mlp import NumpyMlpTraining
 from appo.algorithms.ops.losses import ADVANTAGE_STD_MIN, EXPLAINED_MIN, RATIO_MAX, RATIO_MIN
 from appo.algorithms.ops.numpy_twins import PolicyTerms
 
@@ -52,13 +51,12 @@ class Steps(NamedTuple):
     target: Array
 
 
-def backward(
-    network: NumpyMlpTraining, policy: PolicyTerms, steps: Steps, weights: Weights, kl: str, terms: dict[str, Array]
-) -> dict[str, float]:
-    """Set the gradient of the network's weights; return means by the names of the learners' metrics.
+def differentiate(
+    policy: PolicyTerms, steps: Steps, weights: Weights, kl: str, terms: dict[str, Array]
+) -> tuple[dict[str, float], Array, Array]:
+    """Return means by the names of the learners' metrics, and the gradients of logits [M, L] and values [M].
 
     Args:
-        network: network after `unroll` on the steps.
         policy: trained policy, with noise.
         steps: steps.
         weights: numbers of the objective.
@@ -85,8 +83,8 @@ def backward(
     inside = (log_ratio >= LOG_RATIO_MIN) & (log_ratio <= LOG_RATIO_MAX) & (free <= held)
     of_log_prob = np.where(valid & inside, -steps.advantage * ratio, ZERO) * share
     of_value = np.where(valid, slope, ZERO) * share * np.float32(weights.value_loss)
-    network.backward(policy.gradient(of_log_prob, share * np.float32(-weights.entropy)), of_value)
-    return {"loss": loss, **means, "ratio_max": float(np.where(valid, ratio, ZERO).max())}
+    metrics = {"loss": loss, **means, "ratio_max": float(np.where(valid, ratio, ZERO).max())}
+    return metrics, policy.gradient(of_log_prob, share * np.float32(-weights.entropy)), of_value
 
 
 def ratios(policy: PolicyTerms, log_prob: Array, valid: Array) -> tuple[Array, Array]:
