@@ -9,7 +9,7 @@
 - `bytes`: bytes that arrive at the head per sample, to the bytes of a slot; needs root.
 - `cpu`: CPU time of the learner per sample, to a run without machines.
 - `doctor`: samples/s by `appo doctor --ray`, to samples/s of a run, for four layouts.
-- `ranks`: two learners with two machines each, to 475.
+- `ranks`: two learners with two machines, to 475, over each network; with `local` two machines for each learner.
 
 `local` is `--ray=local:N`. The further networks need root and iproute2: a head and machines as network namespaces, see
 `benchmarks/shared/hosts.py`; `delay` is 1 Gbit/s with 20 ms for each packet. On a local machine the Ray actor is
@@ -199,11 +199,11 @@ def learn(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def ranks(given: argparse.Namespace) -> dict[str, Any]:
-    """Train CartPole with two learners, each with two machines."""
+    """Train CartPole with two learners and two machines, which the learners divide unless each starts its own."""
     goal, seeds = (EASY_GOAL, given.seeds[:1]) if given.quick else (GOAL, given.seeds)
     machines = 1 if given.quick else 2
-    layouts = {"local": ("local", machines, {"num_learners": 2})}
-    return _learned(layouts, goal, seeds, f"2 learners with machines ({machines}) each over")
+    layouts = {network: (network, machines, {"num_learners": 2}) for network in networks_of(given)}
+    return _learned(layouts, goal, seeds, f"2 learners with machines ({machines}) over")
 
 
 def _learned(

@@ -2,7 +2,8 @@
 
 Needs root and iproute2. The kernel limits the rate of each host's interface by the queueing discipline tbf.
 
-    python -m benchmarks.shared.hosts SECONDS NAMESPACE...    the switch with a delay, until stdin ends
+    python -m benchmarks.shared.hosts SECONDS NAMESPACE...    the switch with a delay, until stdin ends; each byte of
+                                                              stdin cuts or connects the host of this number
 """
 
 import ctypes
@@ -51,6 +52,7 @@ class Hosts:
         self.names = [f"appo{mark}-{host}" for host in range(number)]
         self.rate, self.delay_seconds, self.switch = rate, delay_seconds, f"appo{mark}-sw"
         self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -89,6 +91,10 @@ class Hosts:
 
     def cut(self, host: int, *, off: bool) -> None:
         """Cut a host from the switch without a notice to anybody, or connect the host again."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(bytes([host]))
+            self._process.stdin.flush()
+            return
         _ip("-n", self.switch, "link", "set", f"p{host}", *(["nomaster"] if off else ["master", "br0"]))
 
     def received(self, host: int) -> int:
@@ -114,6 +120,7 @@ class Hosts:
         stack.callback(switch.stdin.close)
         assert switch.stdout is not None
         assert switch.stdout.readline(), "the switch does not start"
+        self._process = switch
 
 
 def _ip(*words: str) -> None:
@@ -134,27 +141,34 @@ def open_interface(namespace: str) -> int:
     return descriptor
 
 
-def forward(ports: Sequence[int], delay_seconds: float, end: int) -> None:
-    """Send packets to the hosts of their addresses after a delay, until a descriptor has something to read.
+def forward(ports: Sequence[int], delay_seconds: float, cuts: int) -> None:
+    """Send packets to the hosts of their addresses after a delay, until a descriptor ends.
 
     Args:
         ports: descriptors of the hosts' interfaces, in order of the addresses.
         delay_seconds: delay of each packet.
-        end: descriptor.
+        cuts: descriptor with a byte for each cut and connection: the number of the host.
     """
     waiting: list[tuple[float, int, int, bytes]] = []
     numbers, network = count(), bytes(map(int, NETWORK.split(".")))
+    off: set[int] = set()
     while True:
         patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        ready = cast(list[int], wait([*ports, end], patience))  # select takes no descriptor above 1,023
-        if end in ready:
-            return
+        ready = cast(list[int], wait([*ports, cuts], patience))  # select takes no descriptor above 1,023
+        if cuts in ready:
+            changed = os.read(cuts, LARGEST)
+            if not changed:
+                return
+            for host in changed:
+                off ^= {host}
+            ready.remove(cuts)
         now = time.monotonic()
         for port in ready:
             with suppress(BlockingIOError):
                 while packet := os.read(port, LARGEST):
                     host = packet[19] - 1  # of the address of the destination, in IPv4
-                    if packet[0] >> 4 == 4 and packet[16:19] == network and 0 <= host < len(ports):
+                    is_ours = packet[0] >> 4 == 4 and packet[16:19] == network and 0 <= host < len(ports)
+                    if is_ours and not off & {host, packet[15] - 1}:  # byte 15 ends the address of the source
                         heapq.heappush(waiting, (now + delay_seconds, next(numbers), host, packet))
         while waiting and waiting[0][0] <= now:
             _, _, host, packet = heapq.heappop(waiting)

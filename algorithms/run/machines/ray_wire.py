@@ -19,6 +19,7 @@ from appo.algorithms.run.machines.machine import Machine
 from appo.algorithms.runtime.machines.packets import encode_releases
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.weights import WeightRing, checksum
+from appo.algorithms.runtime.ranks import Rank
 from appo.utils.errors import UsageError
 from appo.utils.logging import SHOWN
 from appo.utils.values import printable
@@ -78,6 +79,7 @@ class RayWire:
 
     A machine has `patience_seconds` to make the environment. `wake` wakes the bridge, from any thread; each machine
     gets `actors` and `seed` in the `request` of `Machine.prepare`, and the env steps in the `ledger` of the learner.
+    Several learners of a policy divide the cores of each machine: `rank` is the place of this learner.
 
     Raises:
         UsageError: no cluster answers, or a machine lacks a package or has another environment.
@@ -91,8 +93,9 @@ class RayWire:
         published: tuple[WeightRing, LearnerLedger],
         wake: Callable[[], None],
         patience_seconds: float,
+        rank: Rank | None,
     ) -> None:
-        self.cluster, self.request, self.wake = cluster, request, wake
+        self.cluster, self.request, self.wake, self.rank = cluster, request, wake, rank
         self.ring, self.ledger = published
         self.links: dict[int, Link] = {}
         self._inbox: deque[tuple[int, str, concurrent.futures.Future[Any]]] = deque()
@@ -205,8 +208,9 @@ class RayWire:
     def _free_nodes(self, now: float) -> Iterator[tuple[str, str, int]]:
         """Yield id, address and cores of the nodes without a machine, unless a failure was a moment ago."""
         used = {link.node for link in self.links.values()}
-        for node, address, cores in nodes_of(self.ray, self.cluster):
-            if node not in used and now >= self._failures.get(node, (0, 0.0))[1]:
+        for node, address, all_cores in nodes_of(self.ray, self.cluster):
+            cores = all_cores if self.cluster.is_local else share_of_cores(node, all_cores, self.rank)
+            if cores and node not in used and now >= self._failures.get(node, (0, 0.0))[1]:
                 yield node, address, cores
 
     def _join(self, node: str, address: str, cores: int) -> None:
@@ -284,6 +288,16 @@ def nodes_of(ray: Any, cluster: Cluster) -> Iterator[tuple[str, str, int]]:
         cores = int(node["Resources"].get("CPU", 0))
         if node["Alive"] and cores > 0 and (cluster.is_local or node["NodeID"] != here):
             yield node["NodeID"], node["NodeManagerAddress"], cores
+
+
+def share_of_cores(node: str, cores: int, rank: Rank | None) -> int:
+    """Return the cores of a node (hexadecimal id) for a rank; the shares of all ranks add up to `cores`.
+
+    The id decides which ranks get one core more, so that nodes with fewer cores than ranks serve different ranks.
+    """
+    if rank is None:
+        return cores
+    return (cores + (rank.number + int(node, 16)) % rank.size) // rank.size
 
 
 def on_node(node: str) -> Any:

@@ -23,8 +23,6 @@ def check_ranks(config: Any) -> None:
         "--verify_reproduction": config.logging.verify_reproduction,
         "--output": bool(config.output.output),
         "--input": isinstance(learning, InputConfig) and bool(learning.mix.datasets),
-        f"--ray={sampling.ray}": bool(sampling.ray)
-        and not sampling.ray.startswith("local:"),  # all would take all nodes
         "--save_replay": getattr(learning, "save_replay", False),
         f"--microbatch_size={getattr(learning, 'microbatch_size', 0)}, by which batches stream,": algorithm.streams(
             learning

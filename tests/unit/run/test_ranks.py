@@ -13,6 +13,7 @@ import pytest
 from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.folder import journal
+from appo.algorithms.run.machines.ray_wire import share_of_cores
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.ranks import launch
 from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, given_ranks, share_of
@@ -125,6 +126,18 @@ def test_a_batch_that_cannot_be_shared_is_refused(size: int, message: str) -> No
         share_of(flags("--batch_size=128"), replace(PLACE, size=size))
 
 
+@pytest.mark.parametrize(("cores", "size"), [(8, 2), (7, 3), (1, 2), (2, 4)])
+def test_ranks_divide_the_cores_of_every_machine(cores: int, size: int) -> None:
+    owners = set()
+    for node in ("00", "01", "02", "03"):
+        shares = [share_of_cores(node, cores, Rank(number, size)) for number in range(size)]
+        assert sum(shares) == cores
+        assert max(shares) - min(shares) <= 1
+        owners |= {number for number, share in enumerate(shares) if share}
+    assert owners == set(range(size)), "each rank has a machine"
+    assert share_of_cores("00", cores, None) == cores
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -133,7 +146,6 @@ def test_a_batch_that_cannot_be_shared_is_refused(size: int, message: str) -> No
         (["--algo=A3C", "--device=cpu"], "are for APPO, PPO and APEX, not --algo=A3C"),
         (["--algo=examples.spo:SPO"], "are for APPO, PPO and APEX, not --algo=examples.spo:SPO"),
         (["--algo=APEX", "--save_replay"], "--save_replay does not go with --num_learners=2"),
-        (["--ray=auto"], "--ray=auto does not go with --num_learners=2"),
         (["--output=x"], "--output does not go with --num_learners=2"),
         (
             [*STREAMING, "--batch_size=512", "--microbatch_size=256"],
