@@ -69,19 +69,22 @@ class WrittenMlp:
             x = out if i == last else self._activate(out)
         return x
 
-    def backward(self, gradient: Tensor) -> None:
-        """Set the gradients of all weights from the gradient of the first M outputs [M, out]."""
-        for i, through in self._descend(gradient):
-            layer, below = self._layers[i], self._below(i)[: len(through)]
-            assert layer.weight_gradient is not None
-            torch.mm(below.T, through, out=layer.weight_gradient)
-            torch.sum(through, 0, out=layer.bias_gradient)
+    def backward(self, gradient: Tensor, trained: int) -> Tensor:
+        """Set the gradients of all weights from the gradient of the first M outputs [M, out].
 
-    def backward_to_inputs(self, gradient: Tensor, first: int) -> Tensor:
-        """Return the gradient [M, in - first] of the last inputs from the gradient of the first M outputs [M, out]."""
-        for _, through in self._descend(gradient):
-            gradient = through
-        return torch.mm(gradient, self._layers[0].weight[first:].T)
+        Only the first `trained` rows count; the result is the gradient [M, units] behind the first product.
+        """
+        through = gradient
+        for i, through in self._descend(gradient):
+            layer, rows = self._layers[i], through[:trained]
+            assert layer.weight_gradient is not None
+            torch.mm((self._outs[i - 1] if i else self._x)[:trained].T, rows, out=layer.weight_gradient)
+            torch.sum(rows, 0, out=layer.bias_gradient)
+        return through
+
+    def to_inputs(self, through: Tensor, first: int) -> Tensor:
+        """Return the gradient [M, in - first] of the last inputs, from that behind the first product [M, units]."""
+        return torch.mm(through, self._layers[0].weight[first:].T)
 
     def _descend(self, gradient: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield the gradient [M, out] of every layer before its activation, from the last layer to the first."""
@@ -90,9 +93,6 @@ class WrittenMlp:
             gradient = torch.mm(gradient, self._layers[i].weight.T, out=self._gradients[i][: len(gradient)])
             self._derive(gradient, self._outs[i - 1][: len(gradient)])
         yield 0, gradient
-
-    def _below(self, i: int) -> Tensor:
-        return self._outs[i - 1] if i else self._x
 
 
 def written_policy(model: PolicyNetwork, rows: int) -> WrittenMlp | None:

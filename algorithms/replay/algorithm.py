@@ -200,9 +200,10 @@ class ReplayAlgorithm(FlatAlgorithm):
             why = "the replay was saved by another number of processes"
         return f"{why}: it fills again, training goes on when it holds --learning_starts={flags.learning_starts} steps"
 
-    def processes(self, flags: ReplayConfig) -> Mapping[Role, int]:
+    def processes(self, flags: ReplayConfig, *, alone: bool) -> Mapping[Role, int]:
         """Declare the shards of the replay."""
-        return {REPLAY: flags.num_replay_shards} if flags.num_replay_shards else {}
+        shards = flags.shards if alone else flags.num_replay_shards
+        return {REPLAY: shards} if shards else {}
 
     def workers(self, topology: Topology) -> Mapping[Role, Role]:
         """Declare a keeper of the replay beside every learner or shard."""

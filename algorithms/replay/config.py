@@ -56,10 +56,10 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         minimum=1,
         needs="save_replay",
     )
-    num_replay_shards: int = flag(
+    num_replay_shards: int | None = flag(
         0,
         "processes that hold a share of the replay each, insert into it and draw batches beside the learner; 0 = the"
-        " learner does that itself, as ever with inference=serial and lockstep",
+        " learner does that itself, as ever with inference=serial and lockstep; none = 1, where the flags allow it",
         minimum=0,
         maximum=64,
         fixed_on_resume=True,
@@ -125,6 +125,13 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         return self.rollout
 
     @property
+    def shards(self) -> int:
+        """Processes that hold the replay."""
+        if self.num_replay_shards is not None:
+            return self.num_replay_shards
+        return int(self.n_steps <= self.rollout and not self.mix.datasets)
+
+    @property
     def ppo_epochs(self) -> float:
         """Steps of batches per agent step, steps of datasets included."""
         return self.updates_per_step * self.batch_size or 1.0
@@ -157,7 +164,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         """Refuse contradictory flags (UsageError)."""
         if self.batch_size % self.rollout:
             raise UsageError(f"--batch_size={self.batch_size} is not a multiple of --rollout={self.rollout}")
-        ends = "--batch_replay" if self.sequences else "--num_replay_shards" if self.num_replay_shards else ""
+        ends = "--batch_replay" if self.sequences else "--num_replay_shards" if self.shards else ""
         if ends and self.n_steps > self.rollout:
             raise UsageError(
                 f"--n_steps={self.n_steps} is above --rollout={self.rollout}: with {ends}, a sum may end with the"
@@ -169,7 +176,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
             )
         if self.mix.sampler and self.n_steps > self.replay_capacity:
             raise UsageError(f"--n_steps={self.n_steps} is above --replay_capacity={self.replay_capacity}")
-        if self.mix.datasets and self.num_replay_shards:
+        if self.mix.datasets and self.shards:
             raise UsageError(
                 f"--num_replay_shards={self.num_replay_shards}: datasets are mixed in where the learner has the replay"
             )

@@ -167,6 +167,11 @@ class Config:
         return self.run.deterministic_resume or self.sampling.lockstep
 
     @property
+    def alone(self) -> bool:
+        """Return whether the run has one policy without opponents."""
+        return self.sampling.num_policies == 1 and not self.population.self_play
+
+    @property
     def takes_turns(self) -> bool:
         """Return whether actors wait while the learner trains."""
         if not self.algorithm.needs_actors:
@@ -386,7 +391,7 @@ def check(config: Config) -> None:
     _check_datasets(config)
     _check_without_actors(config)
     check_ranks(config)
-    if config.run.init_whole and (config.sampling.num_policies > 1 or config.population.self_play):
+    if config.run.init_whole and not config.alone:
         flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
         raise UsageError(f"--init_whole goes on with one policy, which does not go with {flag}")
     name, _, kind = config.run.save_best_metric.rpartition("/")
@@ -477,7 +482,7 @@ def _check_whole_rollouts(config: Config) -> None:
         raise UsageError(f"{flag}: {algo} takes what its actors compute as it comes, which no run repeats")
     if sampling.worker_num_splits > 1:
         raise UsageError(f"--worker_num_splits={sampling.worker_num_splits}: with {algo} an actor has one group")
-    if sampling.num_policies > 1 or population.self_play:
+    if not config.alone:
         flag = "--self_play" if population.self_play else f"--num_policies={sampling.num_policies}"
         raise UsageError(f"{flag}: {algo} is for one policy")
     if config.logging.verify_reproduction:
@@ -488,12 +493,10 @@ def _check_whole_rollouts(config: Config) -> None:
 
 def _check_apart(config: Config) -> None:
     """Refuse several policies if trajectories go to processes of the algorithm."""
-    if roles := config.algorithm.processes(config.learning):
-        several = config.sampling.num_policies > 1
-        if several or config.population.self_play:
-            flag = f"--num_policies={config.sampling.num_policies}" if several else "--self_play"
-            plural = " and ".join(role.plural for role in roles)
-            raise UsageError(f"{flag}: {plural} in processes of their own are for one policy")
+    if not config.alone and (roles := config.algorithm.processes(config.learning, alone=False)):
+        flag = "--self_play" if config.sampling.num_policies == 1 else f"--num_policies={config.sampling.num_policies}"
+        plural = " and ".join(role.plural for role in roles)
+        raise UsageError(f"{flag}: {plural} in processes of their own are for one policy")
 
 
 def _check_datasets(config: Config) -> None:

@@ -167,7 +167,7 @@ def topology_of(config: Config, sampling: Sampling, num_agents: int) -> Topology
         bridged=max(2, -(-columns // (rows * slots))) if s.ray else 0,
     )
     if sampling.placement != "serial" and not config.repeatable:
-        apart = config.algorithm.processes(learning)
+        apart = config.algorithm.processes(learning, alone=config.alone)
         topology = replace(topology, apart=tuple((register(role), count) for role, count in apart.items()))
     return replace(
         topology, further=tuple((register(role), host) for role, host in config.algorithm.workers(topology).items())

@@ -234,8 +234,10 @@ class Algorithm(ABC):
         """
         return ()
 
-    def processes(self, flags: Any) -> Mapping[Role, int]:
+    def processes(self, flags: Any, *, alone: bool) -> Mapping[Role, int]:
         """Declare roles whose workers have processes of their own: role -> number of workers per policy.
+
+        Only a policy that is `alone` in the run may have any; asked for by flags beside others, they are refused.
 
         The index of an address is the policy, the member counts the workers. A run in a single process, and a run that
         repeats itself, has no such workers. A role that takes trajectories (`Role.takes_trajectories`) takes the

@@ -24,6 +24,7 @@ class SACConfig(ReplayConfig):
     rollout: int = same_flag(ReplayConfig, "rollout", default=1)
     batch_size: int = same_flag(ReplayConfig, "batch_size", default=256)
     n_steps: int = same_flag(ReplayConfig, "n_steps", default=1)
+    num_replay_shards: int | None = same_flag(ReplayConfig, "num_replay_shards", default=None)
     learning_starts: int = same_flag(
         ReplayConfig,
         "learning_starts",

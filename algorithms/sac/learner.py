@@ -25,8 +25,8 @@ from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.sac.config import SACConfig
 
-Found = tuple[Tensor, dict[str, Tensor]]
-"""Numbers of the steps [B], and metrics: name -> scalar."""
+Found = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Errors of the critics [B], log-probabilities of drawn actions [B], and metrics: name -> scalar."""
 
 
 class Temperature(nn.Module):
@@ -38,13 +38,10 @@ class Temperature(nn.Module):
 
 
 class Gradients(Protocol):
-    """Sets the gradients of a batch: first of the critics, after their step of the policy. See `SACLearner`."""
+    """Sets both gradients of a batch, see `SACLearner`."""
 
-    def of_critics(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_critics`."""
-
-    def of_policy(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_policy`."""
+    def differentiate(self, batch: Batch, obs: Observations) -> Found:
+        """Compute the results of `SACLearner.differentiate`."""
 
 
 class SACLearner(FlatLearner):
@@ -59,7 +56,7 @@ class SACLearner(FlatLearner):
         targets: slow copies of the critics.
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
         beta: exponent of the weights of the steps, scalar on the device.
-        quick: faster equivalent of `of_critics` and `of_policy`, or None.
+        quick: faster equivalent of `differentiate`, or None.
         captured: `update` as a graph, see `capture`, or None.
     """
 
@@ -105,57 +102,62 @@ class SACLearner(FlatLearner):
             return self.flat.flat.new_full((1,), self.config.temperature)
         return self.entropy_weight.flat.flat.exp()
 
-    def draw(self, obs: Observations) -> tuple[Tensor, Tensor]:
-        """Draw actions [B, A] in [-1, 1] for scaled observations {key} [B, *], and their log-probability [B]."""
+    def logits(self, obs: Observations) -> Tensor:
+        """Return the logits [B, L] of the policy for scaled observations {key} [B, *]."""
         nothing = self.flat.flat.new_zeros(len(next(iter(obs.values()))), 0)
-        logits, _, _ = self.model.act_scaled(obs, nothing.new_zeros(len(nothing), dtype=torch.bool), nothing)
+        return self.model.act_scaled(obs, nothing.new_zeros(len(nothing), dtype=torch.bool), nothing)[0]
+
+    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw actions [B, A] in [-1, 1] for logits [B, L], and their log-probability [B]."""
         action, log_prob = ActionDistribution(self.parts, logits).rsample(self.device_generator)
         return squashed(self.parts, action), log_prob
 
     @torch.no_grad()
-    def target(self, batch: Batch, later: Observations) -> Tensor:
-        """Return the targets [B] of a batch with scaled observations {key} [B, *] after the n steps."""
-        action, log_prob = self.draw(later)
+    def target(self, batch: Batch, later: Observations, action: Tensor, log_prob: Tensor) -> Tensor:
+        """Return the targets [B] of a batch.
+
+        Args:
+            batch: see `learn`.
+            later: scaled observations {key} [B, *] after the n steps.
+            action: actions [B, A] drawn for them, in [-1, 1].
+            log_prob: [B] of these actions.
+        """
         q = self.targets.module(later, action)
         return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
 
-    def of_critics(self, batch: Batch, obs: Observations) -> Found:
-        """Set the gradient of the critics; return the mean absolute errors [B] over the critics, and metrics.
+    def differentiate(self, batch: Batch, obs: Observations) -> Found:
+        """Set the gradients of critics and policy; return mean absolute errors over the critics, and more.
 
         Args:
             batch: see `learn`.
             obs: scaled observations {key} [2B, *] of the steps, then after the n steps.
         """
         now, later = ({key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1))
-        target = self.target(batch, later)
-        q = self.critics.flat.module(now, squashed(self.parts, batch.action[0]))
-        loss = soft_q.critic_loss(q, target, batch.recorded["weight"][0] ** self.beta)
-        self.critics.optimizer.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        q = q.detach()
-        means = {"critic_loss": loss.detach(), "q_mean": q.mean(), "target_mean": target.mean()}
-        return (q - target).abs().mean(0), means
-
-    def of_policy(self, batch: Batch, obs: Observations) -> Found:
-        """Set the gradient of the policy; return log-probabilities [B] of drawn actions, and metrics."""
-        now, temperature = {key: x.chunk(2)[0] for key, x in obs.items()}, self.temperature
+        critics, weight, temperature = self.critics.flat.module, batch.recorded["weight"][0], self.temperature
+        with torch.no_grad():
+            logits_later = self.logits(later)
+        drawn, log_probs = self.draw(torch.cat((self.logits(now), logits_later)))
+        (action, action_later), (log_prob, log_prob_later) = drawn.chunk(2), log_probs.chunk(2)
+        target = self.target(batch, later, action_later, log_prob_later)
+        q = critics(now, squashed(self.parts, batch.action[0]))
+        critic_loss = soft_q.critic_loss(q, target, weight**self.beta)
         # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
-        weight = batch.recorded["weight"][0]
-        action, log_prob = self.draw(now)
-        q = self.critics.flat.module(now, action, frozen=True)
-        loss = soft_q.policy_loss(q, log_prob, temperature, weight / weight.mean())
+        of_drawn = critics(now, action, frozen=True)
+        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, weight / weight.mean())
+        self.critics.optimizer.gradient.zero_()
         self.optimizer.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        log_prob = log_prob.detach()
-        return log_prob, {LOSS: loss.detach(), "entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
+        (critic_loss + policy_loss).backward()  # type: ignore[no-untyped-call]
+        q, log_prob = q.detach(), log_prob.detach()
+        means = {"critic_loss": critic_loss.detach(), "q_mean": q.mean(), "target_mean": target.mean()}
+        means |= {LOSS: policy_loss.detach(), "entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
+        return (q - target).abs().mean(0), log_prob, means
 
     def update(self, batch: Batch) -> Tensor:
         """Make one step of critics, policy, temperature and targets; return absolute errors [1, B]."""
         obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
-        error, of_critics = (self.quick or self).of_critics(batch, obs)
-        self.critics.step(batch.valid.any() & of_critics["critic_loss"].isfinite())
-        log_prob, of_policy = (self.quick or self).of_policy(batch, obs)
-        self.step(batch.valid, of_policy | of_critics)
+        error, log_prob, means = (self.quick or self).differentiate(batch, obs)
+        self.critics.step(batch.valid.any() & means["critic_loss"].isfinite())
+        self.step(batch.valid, means)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)

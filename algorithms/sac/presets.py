@@ -22,6 +22,7 @@ NUMBERS: Preset = {
     "normalize_input": False,
     "num_workers": 1,
     "num_envs_per_worker": 1,
+    "rollout": 4,
 }
 """Defaults of flags, a network of 256x256 and one environment: every step is followed by an update."""
 IMAGES: Preset = {**ACTING, "rollout": 8, "replay_capacity": 100_000, "num_workers": 1, "num_envs_per_worker": 1}
@@ -44,6 +45,7 @@ PRESETS: dict[str, Preset] = {
         "learn_temperature": False,  # a learned one falls before the goal is found for the first time
         "temperature": 0.1,
         "n_steps": 8,
+        "rollout": 8,
         "replay_capacity": 100_000,
         "train_for_env_steps": 50_000,
     },

@@ -7,7 +7,6 @@ differentiates (`quick_gradients`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,14 +20,29 @@ from appo.algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_
 from appo.algorithms.parts.learner import LOSS
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.algorithms.sac.learner import Found, Gradients, SACLearner
+from appo.algorithms.sac.learner import Found, SACLearner
+
+SHORTEST = 1e-30  # by which a gradient may be divided
 
 
 class _Networks(NamedTuple):
-    policy: WrittenMlp  # 2B rows
-    critics: list[WrittenMlp]  # B rows
+    """Written passes, and their permanent inputs and gradients, for B steps.
+
+    Attributes:
+        policy: the policy at the steps, then after the n steps, 2B rows.
+        critics: each critic for the actions of the steps, then for drawn actions, 2B rows.
+        targets: each target network after the n steps, B rows.
+        inputs: [2, B, D + A] of the critics.
+        inputs_later: [B, D + A] of the targets.
+        gradients: [N, 2, B] of the critics' values.
+    """
+
+    policy: WrittenMlp
+    critics: list[WrittenMlp]
     targets: list[WrittenMlp]
-    inputs: Tensor  # [2, B, D + A] of critics and targets
+    inputs: Tensor
+    inputs_later: Tensor
+    gradients: Tensor
 
 
 class QuickGradients:
@@ -39,82 +53,61 @@ class QuickGradients:
     """
 
     def __init__(self, learner: SACLearner) -> None:
-        self.learner, self._written = learner, _Written(learner)
-        self._checks = [TwinCheck("sac/quick_gradients.py") for _ in range(2)]
-
-    def of_critics(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_critics`; some steps are compared with torch."""
-        gradient = self.learner.critics.optimizer.gradient
-        return self._checked(self._checks[0], gradient, lambda by: by.of_critics(batch, obs))
-
-    def of_policy(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_policy`; some steps are compared with torch."""
-        gradient = self.learner.optimizer.gradient
-        return self._checked(self._checks[1], gradient, lambda by: by.of_policy(batch, obs))
-
-    def _checked(self, check: TwinCheck, gradient: Tensor, differentiate: Callable[[Gradients], Found]) -> Found:
-        """Set a gradient [P]; in some steps by torch too, from the same random numbers."""
-        if not check.is_due():
-            return differentiate(self._written)
-        random = self.learner.device_generator.get_state()
-        found = differentiate(self._written)
-        mine, names = gradient.clone(), found[1].keys()
-        self.learner.device_generator.set_state(random)
-        found = differentiate(self.learner)
-        if check.retires(mine, gradient, names, found[1].keys()):
-            self.learner.quick = None
-        return found
-
-
-class _Written:
-    """Both gradients, written out. The policy's pass for the critics' targets serves its own gradient too."""
-
-    def __init__(self, learner: SACLearner) -> None:
-        self.learner = learner
+        self.learner, self._check = learner, TwinCheck("sac/quick_gradients.py")
         self._networks: dict[int, _Networks] = {}
 
-    @torch.inference_mode()
-    def of_critics(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_critics`."""
-        learner, count = self.learner, batch.valid.shape[1]
-        policy, critics, targets, (inputs, inputs_later) = self._networks_of(count)
-        seen = obs[learner.model.keys[0]].reshape(2 * count, -1)
-        width = seen.shape[1]
-        self._logits = policy.forward(seen)
-        later = _Draw(self._logits[count:], learner.device_generator)
-        inputs[:, :width], inputs[:, width:] = seen[:count], batch.action[0].tanh()
-        inputs_later[:, :width], inputs_later[:, width:] = seen[count:], later.action
-        q = torch.cat([target.forward(inputs_later) for target in targets], dim=1).T
-        reward, discount = batch.reward[0], batch.recorded["discount"][0]
-        target = soft_q.soft_target(reward, discount, q, later.log_prob, learner.temperature)
-        q = torch.cat([critic.forward(inputs) for critic in critics], dim=1).T
-        error, weight = q - target, batch.recorded["weight"][0] ** learner.beta
-        for critic, gradient in zip(critics, error * (weight / count), strict=True):
-            critic.backward(gradient.unsqueeze(1))
-        loss = soft_q.critic_loss(q, target, weight)
-        return error.abs().mean(0), {"critic_loss": loss, "q_mean": q.mean(), "target_mean": target.mean()}
+    def differentiate(self, batch: Batch, obs: Observations) -> Found:
+        """Compute the results of `SACLearner.differentiate`; some steps are compared with torch."""
+        if not self._check.is_due():
+            return self._differentiate(batch, obs)
+        learner, optimizers = self.learner, (self.learner.critics.optimizer, self.learner.optimizer)
+        random = learner.device_generator.get_state()
+        names = self._differentiate(batch, obs)[-1].keys()
+        mine = [optimizer.gradient.clone() for optimizer in optimizers]
+        learner.device_generator.set_state(random)
+        found = learner.differentiate(batch, obs)
+        exact = [optimizer.gradient for optimizer in optimizers]
+        # Each in units of its length, as neither may hide the other.
+        lengths = [torch.linalg.vector_norm(x).clamp_min(SHORTEST) for x in exact]
+        mine_of, exact_of = (torch.cat([x / n for x, n in zip(xs, lengths, strict=True)]) for xs in (mine, exact))
+        if self._check.retires(mine_of, exact_of, names, found[-1].keys()):
+            learner.quick = None
+        return found
 
     @torch.inference_mode()
-    def of_policy(self, batch: Batch, obs: Observations) -> Found:
-        """Compute the results of `SACLearner.of_policy`, after `of_critics` for the batch."""
+    def _differentiate(self, batch: Batch, obs: Observations) -> Found:
         learner, count = self.learner, batch.valid.shape[1]
-        policy, critics, _, (inputs, _) = self._networks_of(count)
-        drawn, temperature = _Draw(self._logits[:count], learner.device_generator), learner.temperature
-        width = inputs.shape[1] - drawn.action.shape[1]
-        inputs[:, width:] = drawn.action
-        q = torch.cat([critic.forward(inputs) for critic in critics], dim=1).T
-        weight = batch.recorded["weight"][0]
-        weight = weight / weight.mean()
-        share, is_smallest = weight / count, q == q.amin(0)
-        of_q = is_smallest * (-share / is_smallest.sum(0))
-        through = [
-            critic.backward_to_inputs(gradient.unsqueeze(1), width)
-            for critic, gradient in zip(critics, of_q, strict=True)
-        ]
-        policy.backward(drawn.gradient(torch.stack(through).sum(0), share * temperature))
-        loss = soft_q.policy_loss(q, drawn.log_prob, temperature, weight)
-        metrics = {LOSS: loss, "entropy": -drawn.log_prob.mean(), "temperature": temperature.squeeze(0)}
-        return drawn.log_prob, metrics
+        policy, critics, targets, inputs, inputs_later, gradients = self._networks_of(count)
+        seen = obs[learner.model.keys[0]].reshape(2, count, -1)
+        width = seen.shape[-1]
+        drawn = _Draw(policy.forward(seen.flatten(0, 1)), learner.device_generator)
+        log_prob, log_prob_later = drawn.log_prob.chunk(2)
+        inputs[..., :width], inputs_later[:, :width] = seen[0], seen[1]
+        inputs[0, :, width:], inputs[1, :, width:] = batch.action[0].tanh(), drawn.action[:count]
+        inputs_later[:, width:] = drawn.action[count:]
+        of_targets = torch.cat([target.forward(inputs_later) for target in targets], dim=1).T
+        of_critics = torch.cat([critic.forward(inputs.flatten(0, 1)) for critic in critics], dim=1).T
+        q, q_drawn = of_critics.chunk(2, dim=1)
+        weight, temperature = batch.recorded["weight"][0], learner.temperature
+        reward, discount = batch.reward[0], batch.recorded["discount"][0]
+        target = soft_q.soft_target(reward, discount, of_targets, log_prob_later, temperature)
+        error, of_error, of_policy = q - target, weight**learner.beta, weight / weight.mean()
+        share, is_smallest = of_policy / count, q_drawn == q_drawn.amin(0)
+        torch.mul(error, of_error / count, out=gradients[:, 0])
+        torch.mul(is_smallest, -share / is_smallest.sum(0), out=gradients[:, 1])
+        through = [critic.backward(x.view(-1, 1), count)[count:] for critic, x in zip(critics, gradients, strict=True)]
+        of_actions = [critic.to_inputs(x, width) for critic, x in zip(critics, through, strict=True)]
+        of_action = torch.stack(of_actions).sum(0)
+        policy.backward(drawn.gradient(of_action, share * temperature), count)
+        means = {
+            "critic_loss": soft_q.critic_loss(q, target, of_error),
+            "q_mean": q.mean(),
+            "target_mean": target.mean(),
+            LOSS: soft_q.policy_loss(q_drawn, log_prob, temperature, of_policy),
+            "entropy": -log_prob.mean(),
+            "temperature": temperature.squeeze(0),
+        }
+        return error.abs().mean(0), log_prob, means
 
     def _networks_of(self, count: int) -> _Networks:
         """Return the passes for batches of B steps."""
@@ -126,11 +119,11 @@ class _Written:
 
 
 class _Draw:
-    """Actions drawn for logits [B, 2A], with their derivatives.
+    """Actions drawn for logits [R, 2A], with their derivatives.
 
     Attributes:
-        action: [B, A] in [-1, 1].
-        log_prob: [B].
+        action: [R, A] in [-1, 1].
+        log_prob: [R].
     """
 
     def __init__(self, logits: Tensor, generator: torch.Generator) -> None:
@@ -144,11 +137,12 @@ class _Draw:
         self.log_prob = density.sum(-1) - log_slope_of_tanh(value).sum(-1)
 
     def gradient(self, action: Tensor, log_prob: Tensor) -> Tensor:
-        """Return the gradient of the logits [B, 2A] from gradients of actions [B, A] and log-probabilities [B]."""
-        through, a = log_prob.unsqueeze(-1), self.action
+        """Return the gradient of the first logits [B, 2A] from that of actions [B, A] and log-probabilities [B]."""
+        count = len(action)
+        through, a, raw = log_prob.unsqueeze(-1), self.action[:count], self._raw[:count]
         by_value = action * (1.0 - a * a) + through * (2.0 * a)  # d log(1 - tanh(x)^2) = -2 tanh(x), of noise nothing
-        is_free = (self._raw >= LOG_STD_MIN) & (self._raw <= LOG_STD_MAX)
-        return torch.cat((by_value, (by_value * self._distance - through) * is_free), dim=-1)
+        is_free = (raw >= LOG_STD_MIN) & (raw <= LOG_STD_MAX)
+        return torch.cat((by_value, (by_value * self._distance[:count] - through) * is_free), dim=-1)
 
 
 def quick_gradients(learner: SACLearner) -> QuickGradients | None:
@@ -165,10 +159,10 @@ def _networks_of(learner: SACLearner, count: int) -> _Networks | None:
     own, targets = learner.critics.flat.module, learner.targets.module
     assert isinstance(own, Critics)
     assert isinstance(targets, Critics)
-    policy, critics, slow = (
-        written_policy(learner.model, 2 * count),
-        *(written_critics(x, count) for x in (own, targets)),
-    )
+    policy, critics = written_policy(learner.model, 2 * count), written_critics(own, 2 * count)
+    slow = written_critics(targets, count)
     if policy is None or critics is None or slow is None:
         return None
-    return _Networks(policy, critics, slow, learner.flat.flat.new_empty(2, count, own.weights[0].shape[1]))
+    new, width = learner.flat.flat.new_empty, own.weights[0].shape[1]
+    inputs, gradients = new(2, count, width), new(len(critics), 2, count)
+    return _Networks(policy, critics, slow, inputs, new(count, width), gradients)

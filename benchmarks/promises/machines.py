@@ -7,7 +7,7 @@
 - `chaos`: 30 kills of machines, 5 cuts of 20 seconds, a killed head; then counts, exit codes and leftovers.
 - `scale`: an environment of 5 ms and 1 kB, 8 a machine, on 1, 2 and 4 machines.
 - `bytes`: bytes that arrive at the head per sample, to the bytes of a slot; needs root.
-- `cpu`: CPU time of the learner per sample, to a run without machines.
+- `cpu`: CPU time of the learner per sample with 4 machines, to that with as many actors on the head.
 - `doctor`: samples/s by `appo doctor --ray`, to samples/s of a run, for four layouts.
 - `ranks`: two learners with two machines, to 475, over each network; with `local` two machines for each learner.
 
@@ -43,7 +43,7 @@ from benchmarks.shared.hosts import Hosts, are_possible
 from benchmarks.shared.measuring import ROOT
 from benchmarks.shared.promises import Figure
 from benchmarks.shared.runs import RunError, Timing
-from benchmarks.shared.workloads import WORKLOADS, words_of
+from benchmarks.shared.workloads import words_of
 from tests.chaos.invariants import find_falling, find_unaccounted
 from tests.chaos.killer import MARKER, kill, processes_of
 from tests.chaos.runs import TrainingRun
@@ -402,16 +402,16 @@ def _steps(run: TrainingRun, least: int) -> int:
 
 
 def cpu(given: argparse.Namespace) -> dict[str, Any]:
-    """Compare two actors of the head with an actor of the head and an actor of a machine, in turns."""
-    pairs, timing = (1, Timing(3.0, 8.0)) if given.quick else (5, Timing(8.0, 20.0))
-    flags = {"inference": "local", "auto_tune": False, "num_envs_per_worker": 64, **FLAGS}
-    both: dict[str, list[float]] = {"alone": [], "with a machine": []}
+    """Compare actors of the head with actors of machines at equal rates, in turns: an environment of 5 ms and 1 kB."""
+    pairs, timing, machines = (1, Timing(3.0, 8.0), 1) if given.quick else (5, Timing(10.0, 30.0), 4)
+    layouts = {"alone": ("", 1 + machines), "with machines": (f"local:{machines}", 1)}
+    both: dict[str, list[float]] = {name: [] for name in layouts}
     for pair in range(pairs):
         for name in sorted(both, reverse=bool(pair % 2)):
-            more = {"num_workers": 2} if name == "alone" else {"num_workers": 1, "ray": "local:1"}
-            seen = runs.train(WORKLOADS["cartpole"], timing, **flags, **more)
+            ray, workers = layouts[name]
+            seen = observe(Cluster(ray, machines), timing, env=f"{ENVS}small", **EIGHT | {"num_workers": workers})
             both[name].append(seen.cpu_microseconds["learner"])
-            print(f"{name}: learner {both[name][-1]:.2f} us, {seen.samples_per_second:,.0f} samples/s", flush=True)
+            print(f"{name}: learner {both[name][-1]:.1f} us, {seen.samples_per_second:,.0f} samples/s", flush=True)
     ratio = statistics.median(b / a for a, b in zip(*both.values(), strict=True))
     return promises.result_of([Figure(f"CPU time of the learner per sample, {pairs} pairs", ratio, 1.1)], pairs=both)
 

@@ -95,7 +95,7 @@ TRIALS = {
     "cartpole_published": _published("CartPole-v1", 50_000, 490),
     "acrobot_published": _published("Acrobot-v1", M, -73.5),
     "mountain_car_continuous_published": _published("MountainCarContinuous-v0", 100_000, 93),
-    "pendulum_published": _published("Pendulum-v1", 100_000, -172),
+    "pendulum_published": _published("Pendulum-v1", 20_000, -172),  # a fifth of the published steps suffices for SAC
     "lunar_lander_published": _published("LunarLander-v3", M, 250),
     "lunar_lander_continuous_published": _published("LunarLanderContinuous-v3", M, 271),
     "minigrid_door_key_published": _published("MiniGrid-DoorKey-5x5-v0", 100_000, 0.964),

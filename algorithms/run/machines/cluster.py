@@ -47,7 +47,7 @@ def check_machines(config: Config) -> None:
     refused = {
         f"{algo} plays no environment": not config.algorithm.needs_actors,
         f"{algo} differentiates beside its actors": config.algorithm.whole_rollouts,
-        "machines are for one policy": sampling.num_policies > 1 or config.population.self_play,
+        "machines are for one policy": not config.alone,
         f"{'--lockstep' if sampling.lockstep else algo} lets actors wait while the learner trains": config.takes_turns,
         "--deterministic_resume repeats nothing that other machines do": config.run.deterministic_resume,
         "--inference=serial has no process for the bridge": sampling.inference == "serial",

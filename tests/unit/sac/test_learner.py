@@ -13,6 +13,8 @@ from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.parts.captured_update import WARM_UPS
+from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.sac.algorithm import SAC
 from appo.algorithms.sac.config import METRICS, SACConfig
@@ -132,21 +134,22 @@ def test_updates_are_those_of_the_equations(num_critics: int, learned: bool, pri
         error = learn(learner, batch)
         now, later = batch.obs["obs"].double()
         weight = batch.recorded["weight"][0].double()
-        noise = [torch.cat([torch.empty(SIZE, n).normal_(generator=random) for n in (2, 1)], -1) for _ in range(2)]
+        of_parts = [torch.empty(2 * SIZE, n).normal_(generator=random) for n in (2, 1)]
+        noise, noise_later = torch.cat(of_parts, -1).double().chunk(2)
         temperature = ref.log_temperature.exp()
         with torch.no_grad():
-            action, log_prob = ref.draw(later, noise[0].double())
+            action, log_prob = ref.draw(later, noise_later)
             soft = ref.smallest(ref.targets, later, action) - temperature * log_prob
             target = batch.reward[0].double() + batch.recorded["discount"][0].double() * soft
         q = torch.stack([ref.value(network, now, batch.action[0].double().tanh()) for network in ref.critics])
+        torch.testing.assert_close(error[0].double(), (q - target).abs().mean(0), rtol=1e-4, atol=1e-4)
+        action, log_prob = ref.draw(now, noise)
+        gain = ref.smallest(ref.critics, now, action) - temperature.detach() * log_prob  # by the critics as they were
+        of_policy.zero_grad()
+        (-(weight / weight.mean() * gain).mean()).backward()
         of_critics.zero_grad()
         (0.5 * (q - target).square() * weight**0.7).mean(-1).sum().backward()
         of_critics.step()
-        torch.testing.assert_close(error[0].double(), (q - target).abs().mean(0), rtol=1e-4, atol=1e-4)
-        action, log_prob = ref.draw(now, noise[1].double())
-        gain = ref.smallest(ref.critics, now, action) - temperature.detach() * log_prob
-        of_policy.zero_grad()
-        (-(weight / weight.mean() * gain).mean()).backward()
         of_policy.step()
         if learned:
             of_temperature.zero_grad()
@@ -312,3 +315,20 @@ def test_only_the_learner_itself_is_captured(monkeypatch: pytest.MonkeyPatch) ->
         learn(counting, batch_of(seed=step))
     assert isinstance(counting, Counting)
     assert (counting.captured, counting.made) == (None, WARM_UPS + 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "shards"),
+    [
+        ([], 1),
+        (["--num_replay_shards=0"], 0),
+        (["--num_policies=2"], 0),
+        (["--n_steps=8"], 0),
+        (["--n_steps=8", "--rollout=8"], 1),
+        (["--lockstep", "--save_replay=False"], 0),
+    ],
+)
+def test_another_process_draws_where_flags_allow_it(words: list[str], shards: int) -> None:
+    config = parse_train(["--env=Pendulum-v1", "--algo=SAC", "--experiment=x", "--train_dir=.", *words])
+    topology = topology_of(config, plan_workers(config, 2, "local"), 1)
+    assert sum(count for _, count in topology.apart) == shards

@@ -35,8 +35,7 @@ def pair_of(model: ModelConfig | None = None, **flags: Any) -> tuple[SACLearner,
     quick, exact = (learner_of(SPEC, model or model_of(), **(RATES | flags)) for _ in range(2))
     quick.quick = quick_gradients(quick)
     assert isinstance(quick.quick, QuickGradients)
-    for check in quick.quick._checks:
-        check.is_due()  # or the first step would be torch's
+    quick.quick._check.is_due()  # or the first step would be torch's
     return quick, exact
 
 
@@ -96,14 +95,14 @@ def test_it_retires_where_a_loss_is_another_one(caplog: pytest.LogCaptureFixture
     quick, exact = pair_of()
     quick.quick = quick_gradients(quick)
     for learner in (quick, exact):
-        usual = learner.of_policy
+        usual = learner.differentiate
 
         def doubled(*arguments: Any, learner: SACLearner = learner, usual: Any = usual) -> Any:
             found = usual(*arguments)
             learner.optimizer.gradient.mul_(2.0)
             return found
 
-        monkeypatch.setattr(learner, "of_policy", doubled)
+        monkeypatch.setattr(learner, "differentiate", doubled)
     for seed in range(2):
         assert quick.quick is not None
         for learner in (quick, exact):
