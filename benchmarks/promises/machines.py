@@ -263,6 +263,7 @@ class Chaos:
         self.hangs: list[str] = []
         self.wrong: list[str] = []
         self.left: list[str] = []
+        self._earlier = 0  # length of the log at the start of the run
         self._names = set(_names())
 
     def run(self) -> dict[str, Any]:
@@ -276,11 +277,11 @@ class Chaos:
     def _start(self, events: Callable[[TrainingRun], None], end: int) -> None:
         directory = Path(self.folder, "train_dir", "run")
         state = Run(directory).state() if directory.exists() else {"env_steps": 0, "samples": 0, "discarded": 0}
-        records = len(read_metrics(directory / "metrics.jsonl"))
+        records, self._earlier = len(read_metrics(directory / "metrics.jsonl")), len(self._whole_log())
         flags = {**EIGHT, "env": f"{ENVS}small_there", "save_every_sec": 2, "seed": 1}
         with started(self.cluster, self.folder, **flags) as run:
             began = int(state["env_steps"])
-            self._await(run, lambda: len(acting(output(run))) == self.cluster.machines, "begin")
+            self._await(run, lambda: len(acting(self._log())) == self.cluster.machines, "begin")
             self._await(run, lambda: run.env_steps() > began, "first steps")
             events(run)
             if end == signal.SIGKILL:
@@ -295,9 +296,9 @@ class Chaos:
 
     def _events(self, run: TrainingRun) -> None:
         for number in range(self.kills):
-            lost = output(run).count(" is lost: ")
+            lost = self._log().count(" is lost: ")
             self.cluster.kill_machine(run, self.rng)
-            self._await(run, lambda lost=lost: output(run).count(" is lost: ") > lost, f"loss of a machine {number}")
+            self._await(run, lambda lost=lost: self._log().count(" is lost: ") > lost, f"loss of a machine {number}")
             self._await_all(run, f"kill {number}")
         for number in range(self.cuts):
             assert isinstance(self.cluster, HostCluster)
@@ -308,9 +309,17 @@ class Chaos:
             self._await_all(run, f"cut {number}")
 
     def _await_all(self, run: TrainingRun, what: str) -> None:
-        self._await(run, lambda: len(acting(output(run))) == self.cluster.machines, f"all machines after {what}")
+        self._await(run, lambda: len(acting(self._log())) == self.cluster.machines, f"all machines after {what}")
         before = run.env_steps()
         self._await(run, lambda: run.env_steps() > before, f"steps after {what}")
+
+    def _whole_log(self) -> str:
+        """Return the log of the bridge; the console shows ten new warnings a minute."""
+        path = Path(self.folder, "train_dir", "run", "logs", "bridge.log")
+        return path.read_text() if path.exists() else ""
+
+    def _log(self) -> str:
+        return self._whole_log()[self._earlier :]
 
     def _await(self, run: TrainingRun, holds: Callable[[], bool], what: str) -> None:
         begin = time.monotonic()
