@@ -84,6 +84,9 @@ class Cluster:
         if found:
             kill(rng.choice(sorted(found)))
 
+    def restart_nodes(self) -> None:
+        """Start the nodes again that Ray has given up."""
+
     def left(self, *, with_folders: bool) -> list[str]:
         """Return leftovers of an ended run on the machines."""
         return []
@@ -104,6 +107,7 @@ class HostCluster(Cluster):
         token.write_text(secrets.token_hex(32))
         of_ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         os.environ |= of_ray | FAIR
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         for host in range(len(hosts.names)):
             self.start(host)
 
@@ -125,6 +129,7 @@ class HostCluster(Cluster):
                 )  # fmt: skip
             _holds(lambda node=node: STARTED in log_path.read_text() or node.poll() is not None, NODE_SECONDS)
             if STARTED in log_path.read_text():
+                self.nodes[host] = node
                 return
             self.hosts.kill(host)
         raise RunError(f"the node of host {host} does not start", log_path.read_text())
@@ -134,6 +139,14 @@ class HostCluster(Cluster):
         host = rng.randint(1, self.machines)
         self.hosts.kill(host)
         self.start(host)
+
+    def restart_nodes(self) -> None:
+        """Start the nodes again that Ray has given up after a cut."""
+        for host, node in list(self.nodes.items()):
+            if node.poll() is not None:
+                print(f"Ray has given up host {host}", flush=True)
+                self.hosts.kill(host)
+                self.start(host)
 
     def left(self, *, with_folders: bool) -> list[str]:
         """Return leftovers of an ended run on the machines: processes, and folders of machines."""
@@ -309,7 +322,11 @@ class Chaos:
             self._await_all(run, f"cut {number}")
 
     def _await_all(self, run: TrainingRun, what: str) -> None:
-        self._await(run, lambda: len(acting(self._log())) == self.cluster.machines, f"all machines after {what}")
+        def all_act() -> bool:
+            self.cluster.restart_nodes()
+            return len(acting(self._log())) == self.cluster.machines
+
+        self._await(run, all_act, f"all machines after {what}")
         before = run.env_steps()
         self._await(run, lambda: run.env_steps() > before, f"steps after {what}")
 
