@@ -294,7 +294,7 @@ class Chaos:
         flags = {**EIGHT, "env": f"{ENVS}small_there", "save_every_sec": 2, "seed": 1}
         with started(self.cluster, self.folder, **flags) as run:
             began = int(state["env_steps"])
-            self._await(run, lambda: len(acting(self._log())) == self.cluster.machines, "begin")
+            self._await(run, self._all_act, "begin")
             self._await(run, lambda: run.env_steps() > began, "first steps")
             events(run)
             if end == signal.SIGKILL:
@@ -321,12 +321,12 @@ class Chaos:
             self.cluster.hosts.cut(host, off=False)
             self._await_all(run, f"cut {number}")
 
-    def _await_all(self, run: TrainingRun, what: str) -> None:
-        def all_act() -> bool:
-            self.cluster.restart_nodes()
-            return len(acting(self._log())) == self.cluster.machines
+    def _all_act(self) -> bool:
+        self.cluster.restart_nodes()
+        return len(acting(self._log())) == self.cluster.machines
 
-        self._await(run, all_act, f"all machines after {what}")
+    def _await_all(self, run: TrainingRun, what: str) -> None:
+        self._await(run, self._all_act, f"all machines after {what}")
         before = run.env_steps()
         self._await(run, lambda: run.env_steps() > before, f"steps after {what}")
 
