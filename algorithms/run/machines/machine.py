@@ -103,6 +103,7 @@ class Machine:
         self._uplink: Uplink | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._folder: Path | None = None
 
     def prepare(self, request: str, env_steps: int, version: int, expected: int, weights: bytes) -> str:
         """Compare packages and environment with the head's, and start acting with the weights.
@@ -140,6 +141,8 @@ class Machine:
     def end(self) -> bytes:
         """End all processes; return the last packet."""
         self._stop.set()
+        if self._folder is not None:  # at once: the head waits for a second, then Ray kills janitor and workers
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._thread is not None:
             self._thread.join(2 * STOP_SECONDS)
         return b"" if self._uplink is None else self._uplink.take(0.0)
@@ -148,7 +151,7 @@ class Machine:
         try:
             with contextlib.ExitStack() as stack:
                 _remove_old_folders()
-                folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+                folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 _hide_main()
                 run = Remote(_config_of(wanted, folder))
