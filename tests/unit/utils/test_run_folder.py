@@ -377,6 +377,7 @@ ELSEWHERE = {
     "appo.algorithms.run.machines.cluster: token.write_text(secrets.token_hex(32))": "in a new folder",
     "appo.algorithms.run.machines.cluster: shutil.rmtree(folder, ignore_errors=True)": "temporary",
     "appo.algorithms.run.machines.machine: self.config.run.folder.log('probe').parent.mkdir(parents=True)": "temporary",
+    "appo.algorithms.run.machines.machine: shutil.rmtree(self._folder, ignore_errors=True)": "temporary",
     "appo.algorithms.run.machines.machine: shutil.rmtree(folder, ignore_errors=True)": "temporary",
     "appo.utils.files: temporary.unlink()": "a name that nobody can guess, beside a file that the user names",
     "appo.utils.files: os.replace(temporary, path)": "replaces a link itself",
