@@ -2,7 +2,7 @@
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.parts.flat_optimizer import as_given
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
 from appo.algorithms.parts.own_network import OwnNetwork, weights_of
-from appo.algorithms.parts.pooling import Ranks, pool_gradient, pool_mean_and_std
+from appo.algorithms.parts.pooling import Ranks, pool_gradients, pool_mean_and_std
 from appo.algorithms.parts.rmsprop import FlatRMSProp
 from appo.algorithms.parts.statistics import STATISTICS, RunningStatistics
 from appo.algorithms.runtime.algorithm import Context
@@ -156,20 +156,25 @@ class FlatLearner(ABC):
         """Return mean and standard deviation over the valid steps [T, B] of all ranks, scalars without gradient."""
         return pool_mean_and_std(self.ranks, x, valid) if self.ranks else losses.masked_mean_and_std(x, valid)
 
-    def step(self, learnable: Tensor, metrics: Metrics) -> None:
+    def step(self, learnable: Tensor, metrics: Metrics, networks: Sequence[OwnNetwork] = ()) -> None:
         """Apply the gradient, and add metrics and `STEP_METRICS` to the sums.
 
         Args:
             learnable: [*] bool; if false everywhere, the step is skipped.
-            metrics: name -> scalar, including "loss".
+            metrics: name -> scalar, including "loss"; with other networks all must be finite, or the step is skipped.
+            networks: other networks that have a gradient of the same batch, and step or skip together.
         """
-        values = row_of(metrics)
+        values, gradients = row_of(metrics), [self.optimizer.gradient, *(one.optimizer.gradient for one in networks)]
         if self.ranks:
-            learnable, values = pool_gradient(self.ranks, self.optimizer.gradient, values, learnable.sum())
+            learnable, values = pool_gradients(self.ranks, gradients, values, learnable.sum())
         names = (*metrics,)
         kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
+        is_finite = values.isfinite().all() if networks else values[names.index(LOSS)].isfinite()
+        learnable = learnable.any() & is_finite
+        for network in networks:
+            network.step(learnable)
         self.optimizer.note_rate()
-        norm, skipped = self.optimizer.step(learnable.any() & values[names.index(LOSS)].isfinite(), kl)
+        norm, skipped = self.optimizer.step(learnable, kl)
         stepped = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
 

@@ -16,12 +16,12 @@ class Ranks(Protocol):
         """Replace a tensor by its sum over all ranks, equal in every bit on each rank."""
 
 
-def pool_gradient(ranks: Ranks, gradient: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Set the gradient [P] to the mean over the valid steps of all ranks, in one sum with everything else.
+def pool_gradients(ranks: Ranks, gradients: Sequence[Tensor], values: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Set gradients [P] to the means over the valid steps of all ranks, in one sum with everything else.
 
     Args:
         ranks: all learners.
-        gradient: [P] mean over the valid steps of this rank; 0 without a valid step.
+        gradients: each [P], mean over the valid steps of this rank; 0 without a valid step.
         values: [K] metrics, means over the same steps.
         count: scalar, number of these steps.
 
@@ -29,13 +29,16 @@ def pool_gradient(ranks: Ranks, gradient: Tensor, values: Tensor, count: Tensor)
         Valid steps of all ranks, scalar, and the metrics [K] as means over these steps. A number that is not finite on
         one rank is not finite on all.
     """
-    count, size = count.to(gradient.dtype), len(gradient)
-    own = torch.where(count > 0, values.to(gradient.dtype) * count, 0.0)
-    total = torch.cat((gradient * count, own, count.view(1)))
+    kind = gradients[0].dtype
+    count = count.to(kind)
+    own = torch.where(count > 0, values.to(kind) * count, 0.0)
+    total = torch.cat((*(gradient * count for gradient in gradients), own, count.view(1)))
     ranks.add_up(total)
     total[:-1] /= total[-1].clamp(min=1)
-    gradient.copy_(total[:size])
-    return total[-1], total[size:-1]
+    *means, own, count = total.split_with_sizes([*map(len, gradients), len(own), 1])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean)
+    return count.squeeze(0), own
 
 
 def pool_moments(ranks: Ranks, moments: Sequence[Moments], centers: Sequence[Tensor]) -> list[Moments]:

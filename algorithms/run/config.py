@@ -332,7 +332,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     known = find_preset(env, device, algorithm, wanted)
     if not saved:
         require_preset(env, algorithm, wanted)
-    saved, preset = without_horizon(asked, saved, known or {})
+    saved, preset = without_horizon(asked, saved, without_excluded(asked, known or {}))
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
         ("command line", given),
@@ -365,6 +365,12 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     if not saved:
         _check_source(config.run)
     return config, {name: origins.get(name, "default") for name in table.flags}
+
+
+def without_excluded(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
+    """Return a preset without a saved replay, which nobody has asked for, if other flags of the run exclude one."""
+    excluded = bool(asked.get("deterministic_resume")) or asked.get("num_learners", 1) != 1
+    return {name: value for name, value in preset.items() if not (excluded and name == "save_replay")}
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

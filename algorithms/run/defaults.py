@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from appo.algorithms.models.config import ENCODERS, MLPS, ModelConfig, encoder_names, is_large, is_picture
-from appo.algorithms.run.config import Config, check
+from appo.algorithms.run.config import Config, check, without_excluded
 from appo.algorithms.runtime.algorithm import Algorithm
 from appo.algorithms.runtime.config import NO_PRESET
 from appo.envs import presets as env_presets
@@ -47,7 +47,7 @@ def completed(config: Config, spec: EnvSpec) -> Config:
     has_preset = config.run.preset != NO_PRESET and find_name(config.env.env) is not None
     if has_preset or config.by_kind:
         return config
-    by_kind, by_part = _by_kind(config, spec), config.table.by_part
+    by_kind, by_part = without_excluded(config.to_flat(), _by_kind(config, spec)), config.table.by_part
     allowed = {name for part in ("env", "learning", "model") for name in by_part[part]} - {"env"} | COUNTS
     if late := sorted(by_kind.keys() - allowed):
         what = "is read before the environment is made" if late[0] in config.table.flags else "is none of its flags"

@@ -26,6 +26,7 @@ class SAC(ReplayAlgorithm):
     """Squashed Gaussian policy that maximizes reward and entropy, trained on steps drawn from a replay."""
 
     name: ClassVar[str] = "SAC"
+    with_ranks: ClassVar[bool] = True
     flags: ClassVar[type[Any]] = SACConfig
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS

@@ -25,8 +25,18 @@ from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.sac.config import SACConfig
 
+SMALLEST = 1e-30
+"""By which weights and gradients may be divided."""
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Errors of the critics [B], log-probabilities of drawn actions [B], and metrics: name -> scalar."""
+
+
+def of_policy(weight: Tensor) -> Tensor:
+    """Return the weights [B] of steps in the loss of the policy, by weights as if all steps were equally likely.
+
+    Large errors of the critics do not mark steps from which the policy learns.
+    """
+    return weight / weight.mean().clamp_min(SMALLEST)  # of the empty batch of a late rank, all are 0
 
 
 class Temperature(nn.Module):
@@ -85,8 +95,12 @@ class SACLearner(FlatLearner):
     def configure(self, config: SACConfig) -> None:
         """Follow new flags; called between two batches."""
         super().configure(config)
-        if self._device is not None:
-            float(self.beta)  # waits for running steps, which still read captured memory
+        if self._device is None:
+            return
+        float(self.beta)  # waits for running steps, which still read captured memory
+        if self.ranks:
+            self.captured = None  # a graph that is replayed cannot wait for other processes
+        else:
             self.capture(self._device)
 
     @property
@@ -141,9 +155,8 @@ class SACLearner(FlatLearner):
         target = self.target(batch, later, action_later, log_prob_later)
         q = critics(now, squashed(self.parts, batch.action[0]))
         critic_loss = soft_q.critic_loss(q, target, weight**self.beta)
-        # Large errors of the critics do not mark steps from which the policy learns: as if all were equally likely.
         of_drawn = critics(now, action, frozen=True)
-        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, weight / weight.mean())
+        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, of_policy(weight))
         self.critics.optimizer.gradient.zero_()
         self.optimizer.gradient.zero_()
         (critic_loss + policy_loss).backward()  # type: ignore[no-untyped-call]
@@ -156,12 +169,10 @@ class SACLearner(FlatLearner):
         """Make one step of critics, policy, temperature and targets; return absolute errors [1, B]."""
         obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
         error, log_prob, means = (self.quick or self).differentiate(batch, obs)
-        self.critics.step(batch.valid.any() & means["critic_loss"].isfinite())
-        self.step(batch.valid, means)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
-            self.entropy_weight.step(gradient.isfinite())
+        self.step(batch.valid, means, [*self.networks.values()])
         self.targets.flat.lerp_(self.critics.flat.flat, self.config.target_rate)
         return error.unsqueeze(0)
 

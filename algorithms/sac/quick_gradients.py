@@ -20,9 +20,7 @@ from appo.algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_
 from appo.algorithms.parts.learner import LOSS
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.algorithms.sac.learner import Found, SACLearner
-
-SHORTEST = 1e-30  # by which a gradient may be divided
+from appo.algorithms.sac.learner import SMALLEST, Found, SACLearner, of_policy
 
 
 class _Networks(NamedTuple):
@@ -68,7 +66,7 @@ class QuickGradients:
         found = learner.differentiate(batch, obs)
         exact = [optimizer.gradient for optimizer in optimizers]
         # Each in units of its length, as neither may hide the other.
-        lengths = [torch.linalg.vector_norm(x).clamp_min(SHORTEST) for x in exact]
+        lengths = [torch.linalg.vector_norm(x).clamp_min(SMALLEST) for x in exact]
         mine_of, exact_of = (torch.cat([x / n for x, n in zip(xs, lengths, strict=True)]) for xs in (mine, exact))
         if self._check.retires(mine_of, exact_of, names, found[-1].keys()):
             learner.quick = None
@@ -91,8 +89,8 @@ class QuickGradients:
         weight, temperature = batch.recorded["weight"][0], learner.temperature
         reward, discount = batch.reward[0], batch.recorded["discount"][0]
         target = soft_q.soft_target(reward, discount, of_targets, log_prob_later, temperature)
-        error, of_error, of_policy = q - target, weight**learner.beta, weight / weight.mean()
-        share, is_smallest = of_policy / count, q_drawn == q_drawn.amin(0)
+        error, of_error, weight_of_policy = q - target, weight**learner.beta, of_policy(weight)
+        share, is_smallest = weight_of_policy / count, q_drawn == q_drawn.amin(0)
         torch.mul(error, of_error / count, out=gradients[:, 0])
         torch.mul(is_smallest, -share / is_smallest.sum(0), out=gradients[:, 1])
         through = [critic.backward(x.view(-1, 1), count)[count:] for critic, x in zip(critics, gradients, strict=True)]
@@ -103,7 +101,7 @@ class QuickGradients:
             "critic_loss": soft_q.critic_loss(q, target, of_error),
             "q_mean": q.mean(),
             "target_mean": target.mean(),
-            LOSS: soft_q.policy_loss(q_drawn, log_prob, temperature, of_policy),
+            LOSS: soft_q.policy_loss(q_drawn, log_prob, temperature, weight_of_policy),
             "entropy": -log_prob.mean(),
             "temperature": temperature.squeeze(0),
         }

@@ -18,6 +18,7 @@ from tests.patience import HANG_SECONDS
 FLAGS: dict[str, Any] = {**SMALL, "num_learners": 2, "train_for_env_steps": 3000, "save_best_after": -1}
 PPO = {"algo": "PPO", "num_batches_per_iteration": 2, "ppo_epochs": 2}
 APEX = {"algo": "APEX", "learning_starts": 128, "replay_capacity": 2000}
+SAC = {"algo": "SAC", "env": "Pendulum-v1", "learning_starts": 128, "updates_per_step": 0.1}
 
 
 def assert_one_run(directory: Path, env_steps: int = 3000, before: int = 0) -> Run:
@@ -37,7 +38,9 @@ def assert_one_run(directory: Path, env_steps: int = 3000, before: int = 0) -> R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{}, {"inference": "local"}, PPO, APEX], ids=["APPO", "local", "PPO", "APEX"])
+@pytest.mark.parametrize(
+    "flags", [{}, {"inference": "local"}, PPO, APEX, SAC], ids=["APPO", "local", "PPO", "APEX", "SAC"]
+)
 def test_learners_of_the_flag_train_together(tmp_path: Path, flags: dict[str, object]) -> None:
     command = train(tmp_path / "run", **FLAGS | flags)
     run = assert_one_run(tmp_path / "run")

@@ -4,6 +4,7 @@ The methods of `Machine` are the whole interface to the head. Arguments and resu
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -142,7 +143,9 @@ class Machine:
         """End all processes; return the last packet."""
         self._stop.set()
         if self._folder is not None:  # at once: the head waits for a second, then Ray kills janitor and workers
-            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the supervisor was faster
+                gone = self._folder.rename(f"{self._folder}-ended")  # a worker that still writes cannot refill it
+                shutil.rmtree(gone, ignore_errors=True)
         if self._thread is not None:
             self._thread.join(2 * STOP_SECONDS)
         return b"" if self._uplink is None else self._uplink.take(0.0)
@@ -151,7 +154,7 @@ class Machine:
         try:
             with contextlib.ExitStack() as stack:
                 _remove_old_folders()
-                folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+                folder = self._folder = _locked_folder()
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 _hide_main()
                 run = Remote(_config_of(wanted, folder))
@@ -190,11 +193,38 @@ def _config_of(wanted: Mapping[str, Any], folder: Path) -> Config:
     return Config.from_flat({**wanted["flags"], **here})
 
 
+def _locked_folder() -> Path:
+    """Return a new folder, locked until this process ends however."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # another machine has just looked at the folder
+            _lock(folder)
+            if folder.exists():
+                return folder
+
+
 def _remove_old_folders() -> None:
-    """Remove the folders of killed machines: Ray kills the children of a Ray actor, the janitor included."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        if not Path("/proc", folder.name.removeprefix(PREFIX).partition("-")[0]).exists():
+    """Remove the folders of killed machines: Ray kills the children of a Ray actor, the janitor included.
+
+    A folder is old if its lock is free. A process number in the name would not do: beside Ray's many threads, numbers
+    return within minutes.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = _lock(folder)
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder; return the descriptor that holds the lock (OSError: another process has locked or removed it)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _hide_main() -> None:

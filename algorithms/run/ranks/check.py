@@ -13,7 +13,7 @@ def check_ranks(config: Any) -> None:
         return
     flag = f"--num_learners={run.num_learners}"
     if not vars(type(algorithm)).get("with_ranks"):  # a subclass may train networks of its own
-        raise UsageError(f"{flag}: several learners of one policy are for APPO, PPO and APEX, not --algo={run.algo}")
+        raise UsageError(f"{flag}: several learners are for APPO, PPO, APEX and SAC, not --algo={run.algo}")
     others = {
         f"--num_policies={sampling.num_policies}": sampling.num_policies > 1,
         "--self_play": config.population.self_play,

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ def share_of(config: Config, rank: Rank | None) -> Config:
     for name, least in {"replay_capacity": 1, "learning_starts": 1, "max_weight_sync_delay": 0}.items():
         if hasattr(flags, name):
             own[name] = max(least, getattr(flags, name) // size)
+    if "updates_per_step" in {field.name for field in fields(flags)}:
+        own["updates_per_step"] = flags.updates_per_step * size  # every rank makes all updates, and a share of steps
     try:
         shared = replace(flags, **own)
         config.algorithm.check(shared, None)

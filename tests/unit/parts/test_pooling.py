@@ -17,6 +17,7 @@ from appo.algorithms.ops.normalization import Moments, merge_batch
 from appo.algorithms.parts.learner import FlatLearner
 from appo.algorithms.parts.pooling import pool_moments
 from appo.algorithms.runtime.learning.batches import Batch, GroupBroken
+from appo.algorithms.sac.learner import SACLearner
 from appo.envs.spec import EnvSpec
 from tests.patience import HANG_SECONDS
 from tests.unit.apex import test_learner as apex
@@ -24,6 +25,7 @@ from tests.unit.appo import batches as appo
 from tests.unit.models.cases import CORES, GAUSSIAN, IMAGE, context_of, env_spec_of, model_of
 from tests.unit.ppo import test_learner as ppo
 from tests.unit.runtime.learning.test_rank_group import Ranks as GlooRanks
+from tests.unit.sac import test_learner as sac
 
 COLUMNS, STEPS, RATE = 8, 20, 0.02
 SPECS = {"mlp": ({}, env_spec_of()), "conv": ({}, env_spec_of(obs=IMAGE)), "gru": ({"core": "gru"}, env_spec_of())}
@@ -268,3 +270,38 @@ def test_continuous_actions_and_microbatches_pool_too() -> None:
     one = train(make, 1, [batch])[0]
     for learner in train(partial(make, parts=2), 2, [batch]):
         assert_the_same(learner, one)
+
+
+def sac_learner(columns: int) -> SACLearner:
+    """Draw with noise of 1, which ranks cannot draw alike, for every share of a batch."""
+    learner = sac.learner_of(learning_rate=1e-3, critic_learning_rate=1e-3, max_grad_norm=1.0)
+
+    def draw(logits: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = logits[:, :3], logits[:, 3:]
+        action = (mean + log_std.exp()).tanh()
+        return action, -(log_std + (1 - action.square()).log()).sum(-1)
+
+    learner.draw = draw  # type: ignore[method-assign]
+    return learner
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_sac_learn_as_one_learner(ranks: int) -> None:
+    batches = [sac.batch_of(seed=seed) for seed in range(STEPS)]
+    for batch in batches:
+        batch.recorded["weight"].fill_(1.0)  # ranks divide them by the mean of their shares
+    one, learners = train(sac_learner, 1, batches)[0], train(sac_learner, ranks, batches)
+    for learner in learners:
+        assert_the_same(learner, one)
+        for name, tensor, _ in one._named_tensors():
+            found = next(own for other, own, _ in learner._named_tensors() if other == name)
+            assert torch.allclose(found, tensor, rtol=1e-4, atol=1e-6), name
+
+
+def test_a_rank_of_sac_without_a_batch_changes_nothing() -> None:
+    whole = sac.batch_of()
+    batch = whole.map(lambda x: torch.cat((x[:, : sac.SIZE // 2], torch.zeros_like(x[:, sac.SIZE // 2 :])), 1))
+    one = train(sac_learner, 1, [whole.columns(slice(0, sac.SIZE // 2))])[0]
+    for learner in train(sac_learner, 2, [batch]):
+        assert_the_same(learner, one)
+        assert learner.metrics()["skipped"] == 0.0

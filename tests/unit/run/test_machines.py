@@ -1,10 +1,15 @@
 """What must be equal on all machines, and the user's modules that travel."""
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from appo.algorithms.run.config import parse_train
+from appo.algorithms.run.machines import machine
 from appo.algorithms.run.machines.forecast import sample_bytes
 from appo.algorithms.run.machines.same import difference, user_modules, versions
 from appo.algorithms.runtime.machines.packing import SlotPacking
@@ -42,3 +47,24 @@ def test_a_sample_has_the_bytes_of_its_packed_slot() -> None:
         world = world_of(**counts)  # type: ignore[arg-type]
         nbytes = SlotPacking(world.trajectories, SPEC.action).nbytes
         assert sample_bytes(world.arena.fields, world.topology) == nbytes / (TOPOLOGY.rows * TOPOLOGY.rollout)
+
+
+HOLDER = "from appo.algorithms.run.machines import machine; print(machine._locked_folder(), flush=True); input()"
+
+
+def test_folders_of_killed_machines_go_with_the_next_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock decides: the number of the killed process may be another process's by then."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old = tmp_path / f"{machine.PREFIX}{os.getpid()}-killed"
+    (old / "machine").mkdir(parents=True)
+    command, pipe = [sys.executable, "-c", HOLDER], subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as it:
+        assert it.stdout is not None
+        in_use = Path(it.stdout.readline().strip())
+        machine._remove_old_folders()
+        assert list(tmp_path.iterdir()) == [in_use]
+        it.kill()
+    machine._remove_old_folders()
+    assert not list(tmp_path.iterdir())

@@ -143,8 +143,8 @@ def test_ranks_divide_the_cores_of_every_machine(cores: int, size: int) -> None:
     [
         (["--num_policies=2"], "--num_policies=2 does not go with --num_learners=2"),
         (["--lockstep"], "--lockstep does not go with --num_learners=2"),
-        (["--algo=A3C", "--device=cpu"], "are for APPO, PPO and APEX, not --algo=A3C"),
-        (["--algo=examples.spo:SPO"], "are for APPO, PPO and APEX, not --algo=examples.spo:SPO"),
+        (["--algo=A3C", "--device=cpu"], "are for APPO, PPO, APEX and SAC, not --algo=A3C"),
+        (["--algo=examples.spo:SPO"], "are for APPO, PPO, APEX and SAC, not --algo=examples.spo:SPO"),
         (["--algo=APEX", "--save_replay"], "--save_replay does not go with --num_learners=2"),
         (["--output=x"], "--output does not go with --num_learners=2"),
         (
