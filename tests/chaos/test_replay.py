@@ -1,4 +1,4 @@
-"""A replay, its pace and its counts outlive whatever is killed in a run of Ape-X."""
+"""A replay, its pace and its counts outlive whatever is killed in a run of Ape-X or SAC."""
 
 import json
 import re
@@ -20,18 +20,18 @@ from tests.chaos.invariants import (
 from tests.chaos.runs import SMALL, TrainingRun, kill, storm
 
 RATIO, STARTS, CAPACITY, BATCH = 4, 200, 4000, 32
-FLAGS = (
-    "--algo=APEX",
+COMMON = (
     "--train_for_env_steps=100000000",  # the preset ends sooner than many kills
     "--inference=central",
     "--save_every_sec=1",
     "--keep_checkpoints=1000000",
     "--save_best_after=-1",
     f"--batch_size={BATCH}",
-    f"--replay_ratio={RATIO}",
     f"--learning_starts={STARTS}",
     f"--replay_capacity={CAPACITY}",
 )
+FLAGS = ("--algo=APEX", f"--replay_ratio={RATIO}", *COMMON)
+SAC = ("--algo=SAC", f"--updates_per_step={RATIO / BATCH}", "--rollout=8", *COMMON)
 OTHERS = ("--batch_size", "--num_batches_per_iteration", "--ppo_epochs")
 FEW = tuple(word for word in SMALL if word.partition("=")[0] not in OTHERS)
 STOPPED = 128 + signal.SIGINT
@@ -39,11 +39,17 @@ STOPPED = 128 + signal.SIGINT
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kills", "shards"), [(20, 0), (100, 0), (20, 2), (100, 2)])
-def test_every_step_is_inserted_and_counted_once_whatever_is_killed(tmp_path: Path, kills: int, shards: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "shards", "algo"),
+    [(20, 0, "APEX"), (100, 0, "APEX"), (20, 2, "APEX"), (100, 2, "APEX"), (40, 0, "SAC"), (40, 2, "SAC")],
+)
+def test_every_step_is_inserted_and_counted_once_whatever_is_killed(
+    tmp_path: Path, kills: int, shards: int, algo: str
+) -> None:
     """With shards only they, learner and actors are killed: who else there is knows nothing of them."""
     only = ("replay", "learner", "actor") if shards else ("",)
-    with TrainingRun(tmp_path, *FLAGS, f"--num_replay_shards={shards}", small=FEW) as run:
+    flags, env = (FLAGS, "CartPole-v1") if algo == "APEX" else (SAC, "Pendulum-v1")
+    with TrainingRun(tmp_path, *flags, f"--num_replay_shards={shards}", env=env, small=FEW) as run:
         killer = storm(run, kills, only)
         run.interrupt()
         ended = run.wait()
