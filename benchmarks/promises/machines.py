@@ -87,7 +87,7 @@ class Cluster:
     def restart_nodes(self) -> None:
         """Start the nodes again that Ray has given up."""
 
-    def left(self, *, with_folders: bool) -> list[str]:
+    def left(self) -> list[str]:
         """Return leftovers of an ended run on the machines."""
         return []
 
@@ -148,11 +148,11 @@ class HostCluster(Cluster):
                 self.hosts.kill(host)
                 self.start(host)
 
-    def left(self, *, with_folders: bool) -> list[str]:
+    def left(self) -> list[str]:
         """Return leftovers of an ended run on the machines: processes, and folders of machines."""
         lines = map(_command, processes_of(self.marker))
         found = [line[:80] for line in lines if any(word in line for word in ("ray::Machine", "multiprocessing"))]
-        return found + [path.name for path in self.folder.glob("appo-machine-*") if with_folders]
+        return found + [path.name for path in self.folder.glob("appo-machine-*")]
 
 
 @contextmanager
@@ -302,7 +302,7 @@ class Chaos:
             run.process.send_signal(end)
             code, awaited = run.wait(HANG_SECONDS).exit_code, TERMINATED if end == signal.SIGTERM else -end
             self.wrong += [f"exit code {code} in place of {awaited}"] * (code != awaited)
-            self._look_for_leftovers(run, killed=end == signal.SIGKILL)
+            self._look_for_leftovers(run)
         if end == signal.SIGTERM:
             self.wrong += find_unaccounted(state, Run(directory).totals)
             self.wrong += find_falling(read_metrics(directory / "metrics.jsonl")[records:])
@@ -347,13 +347,13 @@ class Chaos:
         if run.process.poll() is not None:
             raise RunError(f"the run ended before: {what}", output(run))
 
-    def _look_for_leftovers(self, run: TrainingRun, *, killed: bool) -> None:
-        """Look for leftovers; folders of machines whose head was killed go with the next start."""
+    def _look_for_leftovers(self, run: TrainingRun) -> None:
+        """Look for leftovers until there are none, for a while."""
         found: list[str] = []
 
         def is_clean() -> bool:
             found[:] = [f"{pid} {_command(pid)[:80]}" for pid in processes_of(run.marker)]
-            found.extend([*self.cluster.left(with_folders=not killed), *run.left_behind(), *(_names() - self._names)])
+            found.extend([*self.cluster.left(), *run.left_behind(), *(_names() - self._names)])
             return not found
 
         if not _holds(is_clean, GONE_SECONDS):

@@ -142,8 +142,8 @@ class Machine:
     def end(self) -> bytes:
         """End all processes; return the last packet."""
         self._stop.set()
-        if self._folder is not None:  # at once: the head waits for a second, then Ray kills janitor and workers
-            with contextlib.suppress(OSError):  # the supervisor was faster
+        if self._folder is not None:  # at once: the head waits for a second, then Ray kills the workers
+            with contextlib.suppress(OSError):  # the janitor or the supervisor was faster
                 gone = self._folder.rename(f"{self._folder}-ended")  # a worker that still writes cannot refill it
                 shutil.rmtree(gone, ignore_errors=True)
         if self._thread is not None:
@@ -158,6 +158,7 @@ class Machine:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 _hide_main()
                 run = Remote(_config_of(wanted, folder))
+                run.janitor.detached = True
                 stack.enter_context(run.janitor)
                 run.janitor.watch(folder)
                 uplink, workers = run.begin(wanted)
@@ -204,7 +205,7 @@ def _locked_folder() -> Path:
 
 
 def _remove_old_folders() -> None:
-    """Remove the folders of killed machines: Ray kills the children of a Ray actor, the janitor included.
+    """Remove the folders of machines that were killed together with their janitors.
 
     A folder is old if its lock is free. A process number in the name would not do: beside Ray's many threads, numbers
     return within minutes.

@@ -50,9 +50,11 @@ class Janitor:
 
     Attributes:
         owns_main: whether all children of main belong to the run; False in a user's program.
+        detached: whether the janitor is no child of main, for a main whose children are killed with it (by Ray), the
+            janitor included; main then neither waits for the janitor nor revives it.
     """
 
-    owns_main = False
+    owns_main = detached = False
 
     def __init__(self) -> None:
         self._things: dict[int | Path, None] = {}  # watched groups and directories
@@ -62,7 +64,8 @@ class Janitor:
         return self
 
     def _start(self) -> None:
-        arguments = (str(STARTED), str(os.getpid()), strays.mark_of(os.getpid()), str(int(self.owns_main)))
+        whose = str(int(self.owns_main)), str(int(self.detached))
+        arguments = (str(STARTED), str(os.getpid()), strays.mark_of(os.getpid()), *whose)
         command = [sys.executable, "-I", "-S", __file__, *arguments]  # -I -S: no import of user code, a quick start
         devnull = subprocess.DEVNULL
         self._process = subprocess.Popen(  # noqa: S603 (our own file)
@@ -76,7 +79,7 @@ class Janitor:
 
     def revive(self) -> None:
         """Restart the process if it was killed."""
-        if self._process.poll() is not None:
+        if self._process.poll() is not None and not self.detached:
             self._pipe.close()
             self._start()
 
@@ -153,6 +156,8 @@ class _Watch:
 def _main() -> None:
     for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU"):  # for main alone
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
+    if sys.argv[5] == "1" and os.fork():
+        return
     watch = _Watch(int(sys.argv[2]), sys.argv[3], owns_main=sys.argv[4] == "1")
     rest, due = b"", 0.0
     while True:
