@@ -139,8 +139,8 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.machines.packets": ({JSON}, "the door of packets: sizes, and each value checked"),
     "appo.algorithms.run.machines.machine": (
-        {JSON, NAMES},
-        "a request of the head, which could run any code here; names of temporary folders",
+        {FILE, JSON, NAMES},
+        "a request of the head, which could run any code here; temporary folders by name, to lock",
     ),
     "appo.algorithms.run.machines.ray_wire": ({JSON}, "the answer of a machine, of which a text is shown"),
     "appo.envs.loop.reward_shaping": ({JSON}, "a copy of what it has made"),

@@ -72,7 +72,8 @@ class Janitor:
             command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
         )
         if self.detached:
-            self._process.wait()  # until the process has forked the janitor
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(JOIN_SECONDS)  # until the process has forked the janitor
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
         os.set_blocking(self._pipe.fileno(), False)  # the process may be stopped
