@@ -29,9 +29,9 @@ def pool_gradients(ranks: Ranks, gradients: Sequence[Tensor], values: Tensor, co
         Valid steps of all ranks, scalar, and the metrics [K] as means over these steps. A number that is not finite on
         one rank is not finite on all.
     """
-    kind = gradients[0].dtype
-    count = count.to(kind)
-    own = torch.where(count > 0, values.to(kind) * count, 0.0)
+    dtype = gradients[0].dtype
+    count = count.to(dtype)
+    own = torch.where(count > 0, values.to(dtype) * count, 0.0)
     total = torch.cat((*(gradient * count for gradient in gradients), own, count.view(1)))
     ranks.add_up(total)
     total[:-1] /= total[-1].clamp(min=1)

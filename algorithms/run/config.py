@@ -368,7 +368,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
 
 
 def without_excluded(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
-    """Return a preset without a saved replay, which nobody has asked for, if other flags of the run exclude one."""
+    """Return a preset without `save_replay`, if other flags of the run exclude a saved replay."""
     excluded = bool(asked.get("deterministic_resume")) or asked.get("num_learners", 1) != 1
     return {name: value for name, value in preset.items() if not (excluded and name == "save_replay")}
 

@@ -31,12 +31,12 @@ Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Errors of the critics [B], log-probabilities of drawn actions [B], and metrics: name -> scalar."""
 
 
-def of_policy(weight: Tensor) -> Tensor:
-    """Return the weights [B] of steps in the loss of the policy, by weights as if all steps were equally likely.
+def policy_weights(weight: Tensor) -> Tensor:
+    """Return the weights of steps in the policy's loss, of mean 1, from the importance weights of the draws, [B].
 
-    Large errors of the critics do not mark steps from which the policy learns.
+    They correct draws by priority in full: steps with large errors of the critics mislead the policy.
     """
-    return weight / weight.mean().clamp_min(SMALLEST)  # of the empty batch of a late rank, all are 0
+    return weight / weight.mean().clamp_min(SMALLEST)  # the batch of a late rank is empty, with weights of 0
 
 
 class Temperature(nn.Module):
@@ -156,7 +156,7 @@ class SACLearner(FlatLearner):
         q = critics(now, squashed(self.parts, batch.action[0]))
         critic_loss = soft_q.critic_loss(q, target, weight**self.beta)
         of_drawn = critics(now, action, frozen=True)
-        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, of_policy(weight))
+        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, policy_weights(weight))
         self.critics.optimizer.gradient.zero_()
         self.optimizer.gradient.zero_()
         (critic_loss + policy_loss).backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from appo.algorithms.ops.distributions import HALF_LOG_TWO_PI, LOG_STD_MAX, LOG_
 from appo.algorithms.parts.learner import LOSS
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import Batch
-from appo.algorithms.sac.learner import SMALLEST, Found, SACLearner, of_policy
+from appo.algorithms.sac.learner import SMALLEST, Found, SACLearner, policy_weights
 
 
 class _Networks(NamedTuple):
@@ -89,7 +89,7 @@ class QuickGradients:
         weight, temperature = batch.recorded["weight"][0], learner.temperature
         reward, discount = batch.reward[0], batch.recorded["discount"][0]
         target = soft_q.soft_target(reward, discount, of_targets, log_prob_later, temperature)
-        error, of_error, weight_of_policy = q - target, weight**learner.beta, of_policy(weight)
+        error, of_error, weight_of_policy = q - target, weight**learner.beta, policy_weights(weight)
         share, is_smallest = weight_of_policy / count, q_drawn == q_drawn.amin(0)
         torch.mul(error, of_error / count, out=gradients[:, 0])
         torch.mul(is_smallest, -share / is_smallest.sum(0), out=gradients[:, 1])
