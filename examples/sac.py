@@ -17,6 +17,7 @@ from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import PolicyNetwork, build_policy_network
 from appo.algorithms.ops.distributions import ActionDistribution, squashed
+from appo.algorithms.parts.algorithm import require_squashed
 from appo.algorithms.parts.config import STEP_METRICS, network_metrics
 from appo.algorithms.parts.learner import FlatLearner
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
@@ -24,6 +25,7 @@ from appo.algorithms.replay.algorithm import ReplayAlgorithm
 from appo.algorithms.replay.config import ReplayConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
+from appo.envs.spec import EnvSpec
 from appo.utils.flags import flag, same_flag
 
 
@@ -89,7 +91,8 @@ class SACLearner(FlatLearner):
         self.alpha.descend(-(next(self.alpha.flat.module.parameters()) * excess).sum(), batch.valid)
         self.target.flat.lerp_(self.critics.flat.flat, 0.005)
         self.statistics.update(batch, [])
-        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
+        self.count_update()
+        self.version += 1
         yield {"priority": (q.detach() - y).abs().mean(0, keepdim=True).cpu().numpy(), "flags": self.config}
 
 
@@ -101,9 +104,19 @@ class SAC(ReplayAlgorithm):
         "loss": "alpha log pi - Q", "q_mean": "mean value of the actions taken", "entropy": "mean of -log pi"
     }  # fmt: skip
 
+    def check(self, flags: SACConfig, spec: EnvSpec | None) -> None:
+        """Refuse actions that are not squashed."""
+        super().check(flags, spec)
+        if spec is not None:
+            require_squashed(self.name, spec.action)
+
     def preset(self, name: str, device: str) -> dict[str, object]:
-        """Return flags for known environments: the distribution must be squashed."""
+        """Return flags for known environments."""
         return {"action_distribution": "tanh_gaussian", "use_rnn": False, "encoder_mlp_layers": (64, 64)}
+
+    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> dict[str, object]:
+        """Return flags for unknown environments."""
+        return {"action_distribution": "tanh_gaussian", "initial_stddev": 1.0, "use_rnn": False}
 
     def learner_class(self) -> type[FlatLearner]:
         """Return the class of the learner."""

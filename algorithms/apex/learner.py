@@ -64,7 +64,7 @@ class ApexLearner(FlatLearner):
         error, metrics = (self.quick or self.differentiate)(batch, self.beta(progress))
         self.step(error >= 0, metrics)
         self.statistics.update(batch, [])
-        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        self.count_update()
         if self.updates % c.target_update_interval == 0:
             self.target.flat.copy_(self.flat.flat)
         if self.updates % c.updates_per_version == 0:

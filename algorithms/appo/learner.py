@@ -89,13 +89,13 @@ class APPOLearner(SurrogateLearner):
                 noise = self.draw_noise(*minibatch.valid.shape)
                 minibatch = replace(minibatch, recorded=minibatch.recorded | {NOISE: noise})
             target = (self.quick_update or self.update)(minibatch)
-            self._metric_count += 1
+            self.count_update()
             targets.append((target, minibatch.valid))
             self.optimizer.adapt(end_of_epoch=ends, minibatches=per_epoch)
             is_last = i == len(plan) - 1 or (ends and self.has_moved_too_far(per_epoch))
             if is_last:
                 self.statistics.update(batch, targets)
-            self.updates, self.version = self.updates + 1, self.version + 1
+            self.version += 1
             yield
             if is_last:
                 return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.learning.learner_worker import Learner
     from appo.algorithms.runtime.memory.learner_state import StateLayout
     from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
-    from appo.envs.spec import EnvSpec
+    from appo.envs.spec import ActionSpec, EnvSpec
 
 
 def acting_records() -> Mapping[str, Recorded]:
@@ -32,6 +32,30 @@ def acting_records() -> Mapping[str, Recorded]:
         "value": Recorded(("T", "R")),
         "final_value": Recorded(("F", "R")),  # of the true final observation
     }
+
+
+def require_squashed(algo: str, action: ActionSpec) -> None:
+    """Refuse actions that are not numbers squashed between bounds (UsageError).
+
+    Args:
+        algo: name of the algorithm.
+        action: actions of the environment, in the form that the flags chose.
+    """
+    if all(part.kind == "tanh_gaussian" for part in action.parts):
+        return
+    if not all(part.is_real for part in action.parts):
+        raise UsageError(
+            f"--algo={algo} needs continuous actions, the environment has choices: take APEX, PQN, APPO or PPO"
+        )
+    bounds = (*(action.low or ()), *(action.high or ()))
+    is_squashed = any(part.kind == "tanh_gaussian" for part in action.parts)
+    if is_squashed or not all(abs(bound) < float("inf") for bound in bounds):
+        raise UsageError(
+            f"--algo={algo} needs actions between two bounds, the environment has numbers without: declare them"
+            " by gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(low, high)),"
+            " or take APPO or PPO"
+        )
+    raise UsageError(f"--algo={algo} squashes actions between their bounds: add --action_distribution=tanh_gaussian")
 
 
 @dataclass(frozen=True)

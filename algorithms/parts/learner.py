@@ -178,6 +178,10 @@ class FlatLearner(ABC):
         stepped = torch.stack((norm, self.optimizer.learning_rate, skipped))
         self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
 
+    def count_update(self) -> None:
+        """Count an optimizer step, in `updates` and for the means of metrics; never within captured code."""
+        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+
     def add_metrics(self, names: tuple[str, ...], values: Tensor) -> None:
         """Add values [K] to the sums; new names reset the sums."""
         if names != self._metric_names:
@@ -305,4 +309,5 @@ class ActorCriticLearner(FlatLearner):
         self.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         self.step(batch.valid, {LOSS: loss, **metrics})
-        self._metric_count, self.updates, self.version = self._metric_count + 1, self.updates + 1, self.version + 1
+        self.count_update()
+        self.version += 1

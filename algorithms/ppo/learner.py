@@ -150,7 +150,7 @@ class PPOLearner(SurrogateLearner):
     def descend_by(self, valid: Tensor, metrics: Metrics) -> None:
         """Make an optimizer step by the current gradient."""
         self.step(valid, metrics)
-        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        self.count_update()
 
     def loss(
         self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None

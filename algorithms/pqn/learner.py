@@ -75,7 +75,7 @@ class PQNLearner(FlatLearner):
             loss, metrics = self.loss(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
             self.step(minibatch.valid, metrics | {"exploration": exploration})
-            self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+            self.count_update()
             yield
         self.statistics.update(batch, [])  # only now: acting and all epochs must see observations on one scale
         self.version += 1

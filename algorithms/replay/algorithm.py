@@ -174,7 +174,7 @@ class ReplayAlgorithm(FlatAlgorithm):
         """Return the fate of the replay in a resumed run; only files of the same number of shards are loaded.
 
         Raises:
-            UsageError: a file would be lost because the replay now has other columns.
+            UsageError: a file would be lost because the replay now has other columns, or lies in other processes.
         """
         folder, shards = RunFolder(directory), dict(topology.apart).get(REPLAY, 0)
         numbers = range(shards) if shards else [None]
@@ -195,9 +195,15 @@ class ReplayAlgorithm(FlatAlgorithm):
                         f" of before, or remove {path.name} to let it fill again"
                     )
             return ""
+        if flags.save_replay and saved and saved.isdisjoint(mine):
+            raise UsageError(
+                f"{', '.join(sorted(path.name for path in saved))}: the replay of {shards or 'no'} shards cannot go on"
+                " with these files; give --n_steps, --input, --inference and --num_replay_shards of before, or remove"
+                " the files to let it fill again"
+            )
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
-            why = "the replay was saved by another number of processes"
+            why = "a part of the replay was not saved"
         return f"{why}: it fills again, training goes on when it holds --learning_starts={flags.learning_starts} steps"
 
     def processes(self, flags: ReplayConfig, *, alone: bool) -> Mapping[Role, int]:

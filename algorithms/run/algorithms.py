@@ -165,7 +165,7 @@ AUTO = "auto"
 # after as many steps). LunarLander: APPO returns 269 with its default preset, but needs 3 M steps. Pendulum: -229 after
 # 100,000 steps. One seed each: Walker2d 988, and 1,052 with the recipe for PPO and APPO's batches; Reacher -4.34.
 OF_PPO = {"Acrobot": Best("PPO", -74.5, 1_000_000), "HalfCheetah": Best("PPO", 5640.0, 1_000_000)}
-EVERYWHERE = OF_PPO | {"Pendulum": Best("SAC", -147.3, 20_000)}
+EVERYWHERE = OF_PPO | {"Pendulum": Best("SAC", -161.9, 20_000)}
 BEST: Mapping[str, Mapping[str, Best]] = {
     "default": EVERYWHERE,
     SAMPLE_EFFICIENT: EVERYWHERE

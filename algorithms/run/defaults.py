@@ -94,7 +94,10 @@ def told(config: Config, undecided: Set[str], spec: EnvSpec | None = None) -> st
         values = {name: value for name, value in values.items() if not name.startswith("encoder_")}
     if not values:
         return ""
-    memory = "" if config.model.use_rnn else "; --use_rnn=True adds a memory"
+    can_remember = not config.model.use_rnn and (
+        not config.algorithm.replays or hasattr(config.learning, "batch_replay")
+    )
+    memory = "; --use_rnn=True adds a memory" * can_remember
     words = " ".join(f"{name}={words_of(value)}" for name, value in values.items())
     what = "numbers and no image" if "encoder_mlp_layers" in config.by_kind else "images"
     what += f" ({decided})" if spec and (decided := _decisive(config, spec)) else ""

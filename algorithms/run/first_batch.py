@@ -7,13 +7,25 @@ from dataclasses import dataclass
 from typing import Self
 
 from appo.algorithms.run.config import Config
+from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.topology import Topology
-from appo.utils.errors import NothingTrained
+from appo.utils.errors import NothingTrained, UsageError
 from appo.utils.metrics import duration
 
 log = logging.getLogger(__name__)
 SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train by then may never
+
+
+def budget_of(config: Config, frames_per_step: int) -> Budget:
+    """Return the budget of a run; refuse one that ends before a replay holds the steps of the first update."""
+    steps, env_steps = int(getattr(config.learning, "learning_starts", 0)), config.run.train_for_env_steps
+    if config.algorithm.replays and not config.sampling.sampler_only and env_steps <= steps * frames_per_step:
+        raise UsageError(
+            f"--train_for_env_steps={env_steps} ends before the first update, which --learning_starts={steps} delays"
+            f" to {steps * frames_per_step:,} env steps: lower --learning_starts, or give a larger budget"
+        )
+    return Budget.of(config.run, config.sampling, frames_per_step)
 
 
 @dataclass
@@ -55,7 +67,8 @@ class FirstBatch:
     def is_trained(self, monitor: Monitor) -> bool:
         """Return whether any learning policy has been trained, in this start or before."""
         totals = (monitor.policies[policy].totals for policy in self.policies)
-        return any(total["samples"] or total["updates"] for total in totals)
+        # Samples of a replay (without columns) may still wait for the first update.
+        return any(total["updates"] or (self.columns and total["samples"]) for total in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
         """Return whether the collected steps fill the batch."""

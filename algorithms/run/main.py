@@ -21,7 +21,7 @@ from appo.algorithms.run.directory.code import CodeWatch, code_places
 from appo.algorithms.run.directory.page import leave_page
 from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
-from appo.algorithms.run.first_batch import FirstBatch
+from appo.algorithms.run.first_batch import FirstBatch, budget_of
 from appo.algorithms.run.folder import count_starts
 from appo.algorithms.run.machines.forecast import GIGABIT, LOOPBACK, Sums, learners_text
 from appo.algorithms.run.observers import (
@@ -42,7 +42,6 @@ from appo.algorithms.run.schedules import log_schedules
 from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.run.workers.blueprint import Blueprint
-from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, find_callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.algorithms.runtime.custom_summaries import CustomSummaries
@@ -237,7 +236,7 @@ class Run:
             log.info("%s", line)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
-        budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
+        budget = budget_of(config, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
         def blueprint_of(topology: Topology) -> Blueprint:

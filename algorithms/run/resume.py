@@ -115,8 +115,17 @@ def fill(
 
     Returns:
         The plain state of every policy's checkpoint; {} without a checkpoint.
+
+    Raises:
+        UsageError: the rewards of a saved replay would have another scale than new rewards.
     """
     changed = changes(config)
+    scales = [change for change in changed if change.startswith(("reward_scale ", "reward_clip "))]
+    if scales and (kept := [path.name for path in config.run.folder.replays()]):
+        raise UsageError(
+            f"run {config.run.experiment} cannot change {', '.join(scales)}: the rewards in its replay are scaled; give"
+            f" another --experiment, or remove {', '.join(kept)} to let the replay fill again"
+        )
     resumed = resume(config.run.run_directory, blocks, models, {change.partition(" ")[0] for change in changed})
     if taken := begin_from(config, blocks, models):
         resumed = [taken]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from appo.algorithms.parts.algorithm import require_squashed
 from appo.algorithms.replay.algorithm import ReplayAlgorithm, WithoutActors
 from appo.algorithms.runtime.algorithm import Algorithm, Context
 from appo.algorithms.sac import presets
 from appo.algorithms.sac.config import METRICS, PANEL, SACConfig
-from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
@@ -37,21 +37,8 @@ class SAC(ReplayAlgorithm):
     def check(self, flags: SACConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags, and actions that are not numbers squashed between bounds (UsageError)."""
         super().check(flags, spec)
-        if spec is None or all(part.kind == "tanh_gaussian" for part in spec.action.parts):
-            return
-        if not all(part.is_real for part in spec.action.parts):
-            raise UsageError(
-                "--algo=SAC needs continuous actions, the environment has choices: take APEX, PQN, APPO or PPO"
-            )
-        bounds = (*(spec.action.low or ()), *(spec.action.high or ()))
-        is_squashed = any(part.kind == "tanh_gaussian" for part in spec.action.parts)
-        if is_squashed or not all(abs(bound) < float("inf") for bound in bounds):
-            raise UsageError(
-                "--algo=SAC needs actions between two bounds, the environment has numbers without: declare them"
-                " by gymnasium.wrappers.TransformAction(env, lambda action: action, gymnasium.spaces.Box(low, high)),"
-                " or take APPO or PPO"
-            )
-        raise UsageError("--algo=SAC squashes actions between their bounds: add --action_distribution=tanh_gaussian")
+        if spec is not None:
+            require_squashed(self.name, spec.action)
 
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""

@@ -188,7 +188,7 @@ class SACLearner(FlatLearner):
         self.beta.fill_(c.beta(progress))
         error = (self.captured or self.update)(batch)
         self.statistics.update(batch, [])
-        self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
+        self.count_update()
         if self.updates % c.updates_per_version == 0:
             self.version += 1
         yield {"priority": error.cpu().numpy(), "flags": c}

@@ -467,13 +467,16 @@ def test_a_later_start_says_that_its_replay_fills_again_unless_its_own_files_are
     assert said(TOPOLOGY, ApexConfig()) == "the replay was not saved (--save_replay)"
     (tmp_path / "replay_p0").touch()
     assert said(TOPOLOGY) == ""
-    assert said(several) == "the replay was saved by another number of processes"
-    assert said(replace(TOPOLOGY, num_policies=2)) == "the replay was saved by another number of processes"
+    with pytest.raises(UsageError, match=r"^replay_p0: the replay of 2 shards cannot go on with these files; give "):
+        said(several)
+    assert said(replace(TOPOLOGY, num_policies=2)) == "a part of the replay was not saved"
     (tmp_path / "replay_p0").rename(tmp_path / "replay_p0.0")
-    assert said(several) == "the replay was saved by another number of processes"
+    assert said(several) == "a part of the replay was not saved"
     (tmp_path / "replay_p0.1").touch()
     assert said(several) == ""
-    assert said(TOPOLOGY) == "the replay was saved by another number of processes"
+    with pytest.raises(UsageError, match=r"^replay_p0\.0, replay_p0\.1: the replay of no shards cannot go on"):
+        said(TOPOLOGY)
+    assert said(TOPOLOGY, ApexConfig()) == "the replay was not saved (--save_replay)"
 
 
 def test_the_keeper_writes_when_it_is_time_and_at_the_end(

@@ -294,6 +294,9 @@ def test_the_choice_is_said_in_one_line_with_how_to_get_a_memory() -> None:
         "which shows numbers and no image (obs [21, 79, 80] has not 1 to 4 channels in up to 4 frames, as a picture:"
         " --encoder_type=conv reads such keys as one): encoder_mlp_layers=128,128"
     ) in line
+    line = told(config_of("--algo=SAC", action=spaces.Box(-1, 1, (1,))), undecided)
+    assert "use_rnn=False" in line
+    assert "memory" not in line  # SAC refuses one
     line = told(config_of("--use_rnn=True", "--ppo_epochs=1"), undecided - {"use_rnn", "ppo_epochs"})
     assert "memory" not in line
     assert "epochs" not in line

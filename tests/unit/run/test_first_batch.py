@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.first_batch import FirstBatch
+from appo.algorithms.run.first_batch import FirstBatch, budget_of
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
-from appo.utils.errors import NothingTrained
+from appo.utils.errors import NothingTrained, UsageError
 
 FLAGS = {"env": "a", "experiment": "r", "rollout": 32, "batch_size": 1024}
 
@@ -97,6 +97,20 @@ def test_policies_together_and_replays_need_what_they_need(caplog: pytest.LogCap
     (line,) = said(Watched(stepped=100, whole=9), caplog, algo="APEX", learning_starts=1000)
     assert "100 steps are collected, training begins at 1,000 (--learning_starts), 80 s from the start" in line
     assert "lower --learning_starts, or" in line
+    caplog.clear()
+    (again,) = said(Watched(stepped=100, totals={"samples": 100}), caplog, algo="APEX", learning_starts=1000)
+    assert again == line
+
+
+def test_a_budget_that_ends_before_the_first_update_from_a_replay_is_refused() -> None:
+    def budget(env_steps: int, **flags: Any) -> float:
+        config = Config.from_flat(FLAGS | {"train_for_env_steps": env_steps, "learning_starts": 100} | flags)
+        return budget_of(config, frames_per_step=4).env_steps
+
+    with pytest.raises(UsageError, match=r"=400 ends before the first update, which --learning_starts=100 delays"):
+        budget(400, algo="APEX")
+    assert budget(401, algo="APEX") == 401
+    assert budget(400, algo="APEX", sampler_only=True) == 400
 
 
 @pytest.mark.parametrize("flags", [{"sampler_only": True}, {"algo": "BC", "input": ["d"]}])
