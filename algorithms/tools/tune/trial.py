@@ -1,5 +1,6 @@
 """One run of a trial, in a process forked from a server that has loaded torch and appo."""
 
+from collections import Counter
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,19 +37,21 @@ class Outcome(NamedTuple):
 class Returns(Callbacks):
     """Returns of episodes in the order of their ends, without rows that explore much, and within the budget.
 
-    A last batch may be larger than the rest of the budget.
+    A last batch may be larger than the rest of the budget. Every policy has a budget of its own.
     """
 
     def __init__(self, most_env_steps: float) -> None:
         super().__init__()
-        self.most_env_steps, self.played = most_env_steps, 0
+        self.most_env_steps, self.played = most_env_steps, Counter[int]()
         self.values: list[float] = []
 
     def on_episodes(self, episodes: EpisodesDone) -> None:
         """Add the episodes of a report."""
         for place, length in enumerate(episodes.length.tolist()):
-            self.played += length
-            if self.played <= self.most_env_steps and (episodes.exploring is None or not episodes.exploring[place]):
+            policy = int(episodes.policy[place])
+            self.played[policy] += length
+            is_within = self.played[policy] <= self.most_env_steps
+            if is_within and (episodes.exploring is None or not episodes.exploring[place]):
                 self.values.append(float(episodes.episode_return[place]))
 
     def since(self, count: int) -> float | None:

@@ -173,6 +173,13 @@ def test_the_score_is_of_the_last_episodes_within_the_budget() -> None:
     assert returns.since(15) == 3.0
 
 
+def test_every_policy_has_the_whole_budget() -> None:
+    returns = Returns(most_env_steps=100)
+    policy, lengths = np.tile(np.arange(4, dtype=np.int32), 11), np.full(44, 10)
+    returns.on_episodes(EpisodesDone(policy, np.arange(44.0), lengths, ()))
+    assert returns.values == list(range(40))  # the eleventh episode of each ends beyond the budget
+
+
 def test_an_unfinished_last_line_is_cut(tmp_path: Path) -> None:
     for content, expected in ((b"", b""), (b"a\nbc", b"a\n"), (b"a\n", b"a\n"), (b"bc", b"")):
         (tmp_path / "x").write_bytes(content)
