@@ -28,7 +28,7 @@ BEST_SHARE = 3
 WARM_UP_POINTS, FEWEST_CURVES = 3, 5
 """No run ends early before this point of its curve, and beside fewer curves."""
 JOURNAL, LONGEST_LINE = "journal.log", 1 << 20
-RUN, ERROR, CONFIRMED = "run", "error", "confirmed"
+STUDY, RUN, ERROR, CONFIRMED = "study", "run", "error", "confirmed"
 
 
 class Record(NamedTuple):
@@ -101,8 +101,10 @@ class Study:
         cut_torn_line(path)
         remove_own(Path(f"{path}{LOCK_FILE}"))  # of a killed process; Optuna has the same suffix
         journal = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        # The user may rename or copy the folder, so an existing study is found by being the only one.
+        name = next(iter(self._optuna.get_all_study_names(journal)), STUDY)
         self._study: optuna.study.Study = self._optuna.create_study(
-            storage=journal, study_name=folder.name, direction="maximize", load_if_exists=True
+            storage=journal, study_name=name, direction="maximize", load_if_exists=True
         )
         count = len(self._study.trials)
         # Another seed at each start: the seed of the first start would draw its trials again.

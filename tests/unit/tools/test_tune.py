@@ -222,6 +222,16 @@ def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path
     assert study.confirmed(0) == {}
 
 
+def test_a_renamed_study_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    study = Study(tmp_path / "a", SPACE, (1,), FIRST)
+    job = study.next(2)
+    assert job is not None
+    study.add(job, outcome(1.0))
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert [one.score for one in Study(tmp_path / "b", SPACE, (1,), FIRST).records()] == [1.0]
+
+
 def test_hopeless_and_failed_trials_are_ended_once(tmp_path: Path) -> None:
     study = Study(tmp_path, SPACE, (1,), FIRST)
     jobs = [job for _ in range(8) if (job := study.next(8))]
