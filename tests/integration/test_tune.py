@@ -47,6 +47,41 @@ def test_mistakes_start_nothing(tmp_path: Path, words: list[str], message: str) 
     assert [path.name for path in tmp_path.iterdir()] == ["space.json"]
 
 
+OWN_ENV = """
+import os
+from pathlib import Path
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Env(CartPoleEnv):
+    def reset(self, **given):
+        {reset}
+        return super().reset(**given)
+"""
+
+
+def search(folder: Path, reset: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A study of CartPole that does something in each reset, with one run at a time."""
+    (folder / "own.py").write_text(OWN_ENV.format(reset=reset))
+    command = own_command(["tune", "a", "--parallel=1", *words])
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+
+
+OWN = ("--env=own:Env", "--trial_env_steps=1000", "--seeds=1")
+
+
+def test_a_new_seed_that_fails_leaves_the_results(tmp_path: Path) -> None:
+    only = ("--trials=1", "--confirm_seeds=1", "--max_env_rebuilds=0")
+    fails = 'folder = Path("train_dir/a"); assert not [*folder.glob("confirm*")], sorted(os.listdir(folder))'
+    done = search(tmp_path, fails, *OWN, *only)
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads((tmp_path / "train_dir/a/summary.json").read_text())
+    assert list(summary["confirmed"]) == ["2"]
+    assert "'best.toml', 'confirm_0_seed-2'" in summary["confirmed"]["2"]["error"]  # the results so far are written
+    assert f"trial 0 new seed 2 failed: {summary['confirmed']['2']['error']}" in done.stdout
+    again = search(tmp_path, "pass")
+    assert (again.returncode, "new seed" in again.stdout) == (0, False)
+
+
 def trials_of(printed: str) -> set[int]:
     """The numbers of the trials that ended or went on."""
     return {int(number) for number in re.findall(r"^trial (\d+) seed", printed, re.MULTILINE)}

@@ -20,13 +20,19 @@ SHOWN_TRIALS, WIDTH = 10, 115  # of the table on the terminal
 
 
 class Results(NamedTuple):
-    """Everything that a study has found; `changes` has the values of trials that differ from the preset, by number."""
+    """Everything that a study has found.
+
+    Attributes:
+        flags: flags of the winner, for `--config`.
+        changes: values of each trial that differ from the preset, by number.
+        confirmed: results of the winner with new seeds, by seed; the reason of a failed run.
+    """
 
     flags: Mapping[str, object]
     records: Sequence[Record]
     changes: Mapping[int, Mapping[str, object]]
     winner: Record
-    confirmed: Mapping[int, Outcome]
+    confirmed: Mapping[int, Outcome | str]
     importances: Mapping[str, float]
 
 
@@ -64,9 +70,11 @@ def verdict(results: Results) -> list[str]:
     if winner.number == preset.number:
         return [*lines, "no trial with all seeds was better than the preset"]
     lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
-    if again := list(results.confirmed.values()):
-        lines.append(f"trial {winner.number} with seeds {','.join(map(str, results.confirmed))}: {_mean(again)}")
-        if fmean(one.score for one in again) <= preset.score:
+    failed = {seed: one for seed, one in results.confirmed.items() if isinstance(one, str)}
+    lines += [f"trial {winner.number} with seed {seed} failed: {reason}" for seed, reason in failed.items()]
+    if again := {seed: one for seed, one in results.confirmed.items() if isinstance(one, Outcome)}:
+        lines.append(f"trial {winner.number} with seeds {','.join(map(str, again))}: {_mean([*again.values()])}")
+        if fmean(one.score for one in again.values()) <= preset.score:
             lines.append("with new seeds the winner is not better than the preset: keep the preset, or search on")
     return lines
 
@@ -88,7 +96,10 @@ def summary(results: Results) -> dict[str, Any]:
         "machine": {"processor": processor_name(), "cores": available_cores()},
         "flags": results.flags,
         "winner": results.winner.number,
-        "confirmed": {seed: one._asdict() for seed, one in results.confirmed.items()},
+        "confirmed": {
+            seed: one._asdict() if isinstance(one, Outcome) else {"error": one}
+            for seed, one in results.confirmed.items()
+        },
         "importances": results.importances,
         "states": {state: states.count(state) for state in sorted(set(states))},
         "trials": trials,

@@ -134,12 +134,13 @@ class Study:
             self._running[job.number].report(score, step)
         return job.number != 0 and is_hopeless({**own, step: score}, step, [one.curve for one in records.values()])
 
+    def confirm(self, job: Job, outcome: Outcome | str) -> None:
+        """Write the end of a run with a new seed, or the reason of a failure."""
+        known = {str(seed): one for seed, one in self.confirmed(job.number).items()}
+        self._study.set_user_attr(f"{CONFIRMED}_{job.number}", {**known, str(job.seed): outcome})
+
     def add(self, job: Job, outcome: Outcome) -> None:
         """Write the end of a run; the trial goes on with its next seed, or is finished."""
-        if job.confirms:
-            known = {str(seed): one for seed, one in self.confirmed(job.number).items()}
-            self._study.set_user_attr(f"{CONFIRMED}_{job.number}", {**known, str(job.seed): outcome})
-            return
         self.report(job, POINTS, outcome.score)
         self._running[job.number].set_user_attr(f"{RUN}_{job.rung}", outcome)
         self._advance(self._running[job.number])
@@ -155,10 +156,10 @@ class Study:
         whole = [one for one in self.records() if one.state == "finished" and len(one.outcomes) == len(self.seeds)]
         return max(whole, key=lambda one: one.score, default=None)
 
-    def confirmed(self, number: int) -> dict[int, Outcome]:
-        """Return the results of a trial with new seeds, by seed."""
+    def confirmed(self, number: int) -> dict[int, Outcome | str]:
+        """Return the results of a trial with new seeds, by seed; the reason of a failed run."""
         known: dict[str, Any] = self._study.user_attrs.get(f"{CONFIRMED}_{number}", {})
-        return {int(seed): Outcome(*outcome) for seed, outcome in known.items()}
+        return {int(seed): one if isinstance(one, str) else Outcome(*one) for seed, one in known.items()}
 
     def importances(self) -> dict[str, float]:
         """Return the share of each flag in the differences of scores, by PED-ANOVA; {} for a few or equal scores."""

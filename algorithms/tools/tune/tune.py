@@ -192,8 +192,9 @@ class _Search:
         if winner := self.study.winner():
             seeds = [max(settings.seeds) + 1 + place for place in range(settings.confirm_seeds)]
             known = self.study.confirmed(winner.number)
-            jobs = (Job(winner.number, winner.words, 0, seed, True) for seed in seeds if seed not in known)
-            self._run_all(partial(next, jobs, None), math.inf)
+            if jobs := [Job(winner.number, winner.words, 0, seed, True) for seed in seeds if seed not in known]:
+                write(self.results(winner), self.folder)  # confirming may take long, and be interrupted
+            self._run_all(partial(next, iter(jobs), None), math.inf)
         return winner
 
     def values(self, words: Mapping[str, object]) -> dict[str, object]:
@@ -255,13 +256,16 @@ class _Search:
                     say(f"{who}: ended early at {number} tenths with {score:.2f}")
             case Outcome(score):
                 self._end(job)
-                self.study.add(job, answer)
+                (self.study.confirm if job.confirms else self.study.add)(job, answer)
                 say(f"{who}: {score:.2f}")
             case WorkerFailed():
-                if job.number == 0 or job.confirms:
+                if job.number == 0 and not job.confirms:
                     raise WorkerError(f"{who}: {answer.summary}", answer.exit_code, answer.traceback)
                 self._end(job, failed=True)
-                self.study.stop(job.number, answer.summary)
+                if job.confirms:
+                    self.study.confirm(job, answer.summary)
+                else:
+                    self.study.stop(job.number, answer.summary)
                 say(f"{who} failed: {answer.summary}")
 
     def _end(self, job: Job, *, failed: bool = False) -> None:

@@ -215,10 +215,11 @@ def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path
     winner = study.winner()
     assert winner is not None
     assert winner.number == 1
-    study.add(Job(1, {}, 0, 3, confirms=True), outcome(3.5))
+    study.confirm(Job(1, {}, 0, 3, confirms=True), outcome(3.5))
+    study.confirm(Job(1, {}, 0, 4, confirms=True), "a reason")
     study = Study(tmp_path, SPACE, (1, 2), FIRST)
     assert study.next(3) is None
-    assert study.confirmed(1) == {3: outcome(3.5)}
+    assert study.confirmed(1) == {3: outcome(3.5), 4: "a reason"}
     assert study.confirmed(0) == {}
 
 
@@ -271,6 +272,9 @@ def test_results_compare_the_winner_with_the_preset() -> None:
     assert said["states"] == {"finished": 2, "stopped": 1}
     assert said["winner"] == 2
     assert [one["score"] for one in said["trials"]] == [2.0, None, 5.0]
+    failed = found._replace(confirmed={3: outcome(4.0), 4: "a reason"})
+    assert verdict(failed)[2:] == ["trial 2 with seed 4 failed: a reason", "trial 2 with seeds 3: 4.00"]
+    assert summary(failed)["confirmed"] == {3: outcome(4.0)._asdict(), 4: {"error": "a reason"}}
     worse = found._replace(confirmed={3: outcome(1.0)})
     assert verdict(worse)[-1].startswith("with new seeds the winner is not better than the preset")
     assert verdict(found._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than the preset"]
