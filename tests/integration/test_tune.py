@@ -37,6 +37,10 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["a", *NEW, "--seeds=1,1"], "--seeds=1,1 has a seed twice"),
         (["a", *NEW, "--space=b.toml"], "cannot read b.toml"),
         (["a", *NEW, "--space=space.json", "--gamma=0.9"], "space.json: gamma is fixed by --gamma=0.9"),
+        (
+            ["a", "--env=CartPole-v1", "--trial_seconds=2", "--lockstep", "--device=cpu", "--lr_schedule=linear"],
+            "trial 0: --lockstep and --deterministic_resume repeat no clock",
+        ),
         (["a", *NEW, "--algo=BC", "--input=d"], "--algo=BC plays no episodes"),
     ],
 )

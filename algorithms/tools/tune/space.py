@@ -1,12 +1,11 @@
 """The search space of a study: for each flag a range or choices, around the preset of the environment."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
-from math import gcd
 from typing import NamedTuple, cast
 
 from appo.algorithms.run.algorithms import FlagTable, algorithms_with
-from appo.algorithms.run.config import Config
+from appo.algorithms.run.config import Config, check
 from appo.algorithms.tools.flags import TUNE_DECIDES
 from appo.utils.command_line import flag_text
 from appo.utils.errors import UsageError
@@ -104,7 +103,19 @@ def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
             space[name] = {"choices": list(dict.fromkeys(sizes))}
         elif is_number(value) and value > 0:
             space[name] = [value / RATE_FACTOR, min(value * RATE_FACTOR, 1.0), "log"]
-    return space
+    return _without_refused(space, config)
+
+
+def _without_refused(content: Mapping[str, object], preset: Config) -> dict[str, object]:
+    """Return a space without the choices that a start beside the preset would refuse, and flags with one left."""
+    space = parse_space(content, preset.table, "the built-in space") if content else {}
+    first, left = _drawn(words_of_preset(space, preset.to_flat()), space, preset), dict[str, object]()
+    for name, one in space.items():
+        if isinstance(one, Range):
+            left[name] = content[name]
+        elif len(kept := [x for x in one if is_accepted(_fitted({**first, name: x}, preset, math.inf), preset)]) > 1:
+            left[name] = {"choices": kept}
+    return left
 
 
 def words_of_preset(space: Space, preset: Mapping[str, object]) -> dict[str, object]:
@@ -131,11 +142,27 @@ def differences(values: Mapping[str, object], preset: Mapping[str, object]) -> d
 def values_of(words: Mapping[str, object], space: Space, preset: Config, most_samples: float) -> dict[str, object]:
     """Return the flags of a trial: readable numbers, and batches that the algorithm and the budget allow.
 
-    `most_samples` limits the samples of a run; inf: the budget is a time.
+    Where a start would refuse the values together, one flag takes the value of trial 0, or as many as necessary.
+
+    Args:
+        words: parameters of the trial.
+        space: space of the study.
+        preset: flags of all runs.
+        most_samples: limit on the samples of a run; inf: the budget is a time.
 
     Raises:
         UsageError: a parameter is none of the space.
     """
+    drawn, flat, names = _drawn(words, space, preset), preset.to_flat(), list(space)
+    if not differences(drawn, flat):
+        return drawn
+    first = _drawn(words_of_preset(space, flat), space, preset)
+    given_up = [(), *((name,) for name in names), *(names[:count] for count in range(2, len(names) + 1))]
+    trials = (_fitted({**drawn, **{name: first[name] for name in some}}, preset, most_samples) for some in given_up)
+    return next((values for values in trials if is_accepted(values, preset)), first)
+
+
+def _drawn(words: Mapping[str, object], space: Space, preset: Config) -> dict[str, object]:
     flat, values = preset.to_flat(), dict[str, object]()
     for name, one in space.items():
         word = words.get(name)
@@ -147,7 +174,7 @@ def values_of(words: Mapping[str, object], space: Space, preset: Config, most_sa
         if word not in texts:
             raise UsageError(f"{name}={shown(word)} is no value of the study")
         values[name] = texts[str(word)]
-    return _fitted(values, preset, most_samples) if differences(values, flat) else values
+    return values
 
 
 def _fitted(values: dict[str, object], preset: Config, most_samples: float) -> dict[str, object]:
@@ -164,25 +191,24 @@ def _fitted(values: dict[str, object], preset: Config, most_samples: float) -> d
     for name in (count, batch):
         while name in values and sizes[name] > 1 and sizes[count] * sizes[batch] > most:
             sizes[name] //= 2
-    while not _is_accepted(fitted := values | {name: size for name, size in sizes.items() if name in values}, preset):
+    while not is_accepted(fitted := values | {name: size for name, size in sizes.items() if name in values}, preset):
         rounded = -(-sizes[batch] // sizes[rollout]) * sizes[rollout]
         if rollout in values and sizes[rollout] > 1 and (batch not in values or sizes[count] * rounded > most):
             sizes[rollout] //= 2
         elif batch in values:
             return fitted | {batch: rounded}
         elif count in values:
-            share = sizes[rollout] // gcd(sizes[rollout], sizes[batch])
+            share = sizes[rollout] // math.gcd(sizes[rollout], sizes[batch])
             return fitted | {count: -(-sizes[count] // share) * share}
         else:
             break
     return fitted
 
 
-def _is_accepted(values: Mapping[str, object], preset: Config) -> bool:
-    """Return whether the algorithm takes the flags of a trial."""
-    own = {name: value for name, value in values.items() if name in preset.table.by_part["learning"]}
+def is_accepted(values: Mapping[str, object], preset: Config) -> bool:
+    """Return whether a start takes the flags of a trial."""
     try:
-        preset.algorithm.check(replace(preset.learning, **own), None)
+        check(Config.from_flat({**preset.to_flat(), **values}))
     except UsageError:
         return False
     return True

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.config import Config, check, resolve
 from appo.algorithms.run.folder import MARK, folders, is_run
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.trust import is_marked, marked
@@ -73,6 +73,11 @@ class Settings:
         """Return the seeds of a trial."""
         return list(self.asked.get("seeds", SEEDS))
 
+    @property
+    def most_samples(self) -> float:
+        """Return the budget of a run in env steps; inf: the budget is a time."""
+        return float(self.shared.get("train_for_env_steps", math.inf))
+
 
 def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
     """Search until the limits of the study, run the winner again and write the results; return the exit code.
@@ -129,18 +134,26 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
         raise UsageError(f"--algo={resolved.run.algo} plays no episodes whose return could be tuned")
     check_name(resolved.env)
     preset, flat = resolve_defaults(resolved), resolved.to_flat()
-    source = f"--space={shown(config.space)}" if config.space else "the built-in space"
-    space = read_mapping(Path(config.space)) if config.space else built_in(preset, given)
-    for name in parse_space(space, preset.table, source):
-        if name in given:
-            raise UsageError(f"{source}: {name} is fixed by --{name}={words_of(given[name])}")
     shared: dict[str, Any] = {} if preset.algorithm.whole_rollouts else {"inference": "serial"}
     told = [name for name, origin in origins.items() if origin in ("command line", "config file")]
     shared |= {name: flat[name] for name in told if name not in TUNE_DECIDES}
     shared |= {"env": resolved.env.env, "algo": resolved.run.algo}
     limits = {"train_for_env_steps": config.trial_env_steps, "train_for_seconds": config.trial_seconds}
     shared |= {name: limit for name, limit in limits.items() if limit}
-    return Settings(asked, shared, preset.to_flat(), space)
+    source = f"--space={shown(config.space)}" if config.space else "the built-in space"
+    of_runs = Config.from_flat({**preset.to_flat(), **shared})
+    content = read_mapping(Path(config.space)) if config.space else built_in(of_runs, given)
+    space = parse_space(content, preset.table, source)
+    for name in space:
+        if name in given:
+            raise UsageError(f"{source}: {name} is fixed by --{name}={words_of(given[name])}")
+    settings = Settings(asked, shared, preset.to_flat(), content)
+    first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
+    try:
+        check(Config.from_flat({**of_runs.to_flat(), **first}))
+    except UsageError as error:
+        raise UsageError(f"trial 0: {error}") from None
+    return settings
 
 
 def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:
@@ -166,7 +179,7 @@ class _Search:
     def __init__(self, config: TuneConfig, settings: Settings, signals: SignalWatch, janitor: Janitor) -> None:
         self.config, self.settings, self.signals, self.janitor = config, settings, signals, janitor
         self.folder, self.parallel = config.folder, config.parallel or available_cores()
-        self.preset = Config.from_flat(settings.preset)
+        self.preset = Config.from_flat({**settings.preset, **settings.shared})
         self.space: Space = parse_space(settings.space, self.preset.table, STUDY_FILE)
         first = words_of_preset(self.space, settings.preset)
         self.study = Study(self.folder, self.space, settings.seeds, first)
@@ -199,7 +212,7 @@ class _Search:
 
     def values(self, words: Mapping[str, object]) -> dict[str, object]:
         """Return the flags of a trial that the study searches."""
-        return values_of(words, self.space, self.preset, self.settings.shared.get("train_for_env_steps", math.inf))
+        return values_of(words, self.space, self.preset, self.settings.most_samples)
 
     def results(self, winner: Record) -> Results:
         """Return everything that the study has found."""

@@ -77,6 +77,32 @@ def test_the_first_trial_of_the_built_in_space_is_the_preset(algo: str, preset: 
     assert flat == config.to_flat()
 
 
+@pytest.mark.parametrize(
+    ("fixed", "name", "choices"),
+    [
+        ({}, "rollout", [32, 8, 16, 64, 128]),
+        ({"use_rnn": True, "recurrence": 32}, "rollout", [32, 64, 128]),
+        ({}, "batch_size", [256, 64, 128, 512, 1024]),
+        ({"microbatch_size": 128}, "batch_size", [256, 128, 512, 1024]),
+        ({"algo": "PPO", "microbatch_size": 128}, "batch_size", [256, 512, 1024]),
+        ({"train_for_seconds": 2.0}, "lr_schedule", ["constant", "linear"]),
+        ({"train_for_seconds": 2.0, "lockstep": True, "device": "cpu"}, "lr_schedule", None),
+    ],
+)
+def test_the_built_in_space_has_no_choice_that_fixed_flags_forbid(
+    fixed: dict[str, object], name: str, choices: list[object] | None, preset: Config
+) -> None:
+    space = built_in(resolve({"env": "CartPole-v1", **fixed})[0], fixed)
+    assert space.get(name) == (choices and {"choices": choices})
+
+
+def test_values_that_no_start_takes_together_give_way_to_those_of_the_first_trial(preset: Config) -> None:
+    space = {"gamma": (0.9,), "microbatch_size": (0, 128), "batch_size": (256, 64)}
+    words = {"gamma": "0.9", "microbatch_size": "128", "batch_size": "64"}
+    fitted = {"gamma": 0.9, "microbatch_size": 0, "batch_size": 64}
+    assert values_of(words, space, preset, math.inf) == fitted
+
+
 def test_a_preset_outside_of_the_space_moves_to_its_nearest_value(preset: Config) -> None:
     space = {"learning_rate": Range(0.01, 0.1, True), "nonlinearity": ("elu", "relu"), "gamma": Range(0.9, 1, False)}
     words = words_of_preset(space, preset.to_flat())
