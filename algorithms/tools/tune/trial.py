@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,14 +21,14 @@ LOOK_SECONDS = 0.05
 
 
 class Point(NamedTuple):
-    """A point of a learning curve: number from 1 to `POINTS` - 1, and the mean return since the point before."""
+    """A point of a learning curve: number from 1 to `POINTS` - 1, and the mean return of this tenth of the budget."""
 
     number: int
     score: float
 
 
 class Outcome(NamedTuple):
-    """The end of a run: the score (`Returns.since` the last point), trained env steps, and seconds of training."""
+    """The end of a run: the score (`Returns.score` of the last tenth), trained env steps, and seconds of training."""
 
     score: float
     env_steps: int
@@ -35,43 +36,50 @@ class Outcome(NamedTuple):
 
 
 class Returns(Callbacks):
-    """Returns of episodes in the order of their ends, without rows that explore much, and within the budget.
+    """Returns of episodes by tenth of the budget, in the order of their ends, without rows that explore much.
 
-    A last batch may be larger than the rest of the budget. Every policy has a budget of its own.
+    A tenth of a budget of env steps follows from the lengths of the episodes, so the same episodes have the same score
+    however often main looks. Every policy has a budget of its own. A last batch may be larger than the rest of it.
+
+    Attributes:
+        tenth: tenth of a budget of time, from 1 to `POINTS`.
+        values: tenth and return of each episode.
     """
 
-    def __init__(self, most_env_steps: float) -> None:
+    def __init__(self, most_env_steps: int | None) -> None:
         super().__init__()
         self.most_env_steps, self.played = most_env_steps, Counter[int]()
-        self.values: list[float] = []
+        self.tenth = 1
+        self.values: list[tuple[int, float]] = []
 
     def on_episodes(self, episodes: EpisodesDone) -> None:
         """Add the episodes of a report."""
         for place, length in enumerate(episodes.length.tolist()):
-            policy = int(episodes.policy[place])
+            policy, tenth = int(episodes.policy[place]), self.tenth
             self.played[policy] += length
-            is_within = self.played[policy] <= self.most_env_steps
-            if is_within and (episodes.exploring is None or not episodes.exploring[place]):
-                self.values.append(float(episodes.episode_return[place]))
+            if self.most_env_steps:
+                tenth = -(-POINTS * self.played[policy] // self.most_env_steps)
+            if tenth <= POINTS and (episodes.exploring is None or not episodes.exploring[place]):
+                self.values.append((tenth, float(episodes.episode_return[place])))
 
-    def since(self, count: int) -> float | None:
-        """Return the mean return after so many episodes, but at least of the last 20; None without an episode."""
-        recent = self.values[max(0, min(count, len(self.values) - FEWEST_EPISODES)) :]
-        return fmean(recent) if recent else None
+    def score(self, tenth: int) -> float | None:
+        """Return the mean return of the episodes of a tenth, but at least of the last 20; None without an episode."""
+        until = sorted((one for one in self.values if one[0] <= tenth), key=itemgetter(0))
+        count = max(FEWEST_EPISODES, sum(one[0] == tenth for one in until))
+        return fmean(value for _, value in until[-count:]) if until else None
 
 
 def run_trial(pipe: Connection, log_path: Path, flags: Mapping[str, Any]) -> None:
     """Train; send a `Point` for every tenth of the budget and at the end the `Outcome`, or a `WorkerFailed`."""
     enter("trial", log_path)
     with send_failures(pipe):
-        returns, number, before = Returns(flags.get("train_for_env_steps", float("inf"))), 0, 0
+        returns = Returns(flags.get("train_for_env_steps"))
         with Training(flags, callbacks=[returns], report_seconds=LOOK_SECONDS) as run:
             for _ in run:
-                if (reached := int(POINTS * (run.share or 0))) in (number, POINTS):
-                    continue
-                if (score := returns.since(before)) is not None:
-                    pipe.send(Point(reached, score))
-                number, before = reached, len(returns.values)
-        if (score := returns.since(before)) is None:
+                for number in range(returns.tenth, min(POINTS, int(POINTS * (run.share or 0)) + 1)):
+                    if (score := returns.score(number)) is not None:
+                        pipe.send(Point(number, score))
+                    returns.tenth = number + 1
+        if (score := returns.score(POINTS)) is None:
             raise NothingTrained("no episode has ended within the budget of a run: raise it")
         pipe.send(Outcome(score, run.result.report.env_steps, run.result.report.seconds))

@@ -181,29 +181,53 @@ def test_a_run_below_the_median_ends_after_a_third() -> None:
     assert is_hopeless({4: 9.0, 14: 0.0}, 14, [{14: 1.0}] * 5)
 
 
-def test_the_score_is_of_the_last_episodes_within_the_budget() -> None:
-    returns = Returns(most_env_steps=100)
+def play(returns: Returns, lengths: list[int], values: list[float], policy: int = 0, exploring: bool = False) -> None:
+    count = len(lengths)
+    message = EpisodesDone(
+        np.full(count, policy, np.int32), np.array(values), np.array(lengths), (), np.full(count, exploring)
+    )
+    returns.on_episodes(message)
 
-    def play(count: int, value: float, exploring: bool = False) -> None:
-        whole, lengths = np.full(count, value), np.full(count, 2)
-        returns.on_episodes(EpisodesDone(np.zeros(count, np.int32), whole, lengths, (), np.full(count, exploring)))
 
-    assert returns.since(0) is None
-    play(15, 1.0)
-    assert returns.since(15) == 1.0
-    play(10, 3.0)
-    assert returns.since(15) == 2.0  # the last 20: 10 of 1, 10 of 3
-    play(5, 9.0, exploring=True)
-    play(21, 3.0)  # the last one ends beyond the budget
-    assert len(returns.values) == 45
-    assert returns.since(15) == 3.0
+@pytest.mark.parametrize("report", [1, 7, 60])
+def test_a_tenth_of_the_env_steps_is_cut_between_episodes(report: int) -> None:
+    returns = Returns(most_env_steps=500)
+    assert returns.score(10) is None
+    values = [float(number) for number in range(60)]
+    for begin in range(0, 60, report):
+        part = values[begin : begin + report]
+        play(returns, [10] * len(part), part)
+    assert returns.values[-1] == (10, 49.0)  # the others end beyond the budget
+    assert returns.score(10) == 39.5  # the last tenth has 5 episodes: the last 20 count
+    assert returns.score(9) == 34.5
+    assert returns.score(1) == 2.0
+
+
+def test_a_tenth_with_many_episodes_counts_alone() -> None:
+    returns = Returns(most_env_steps=1000)
+    play(returns, [900], [7.0])  # ends with the ninth tenth
+    play(returns, [4], [9.0], exploring=True)
+    play(returns, [4] * 25, [1.0] * 25)
+    assert len(returns.values) == 25  # the last one ends beyond the budget
+    assert (returns.score(9), returns.score(10)) == (7.0, 1.0)
+
+
+def test_the_clock_cuts_a_budget_of_time() -> None:
+    returns = Returns(None)
+    play(returns, [900] * 30, [1.0] * 30)
+    returns.tenth = 2
+    play(returns, [900] * 25, [2.0] * 25)
+    assert (returns.score(1), returns.score(2)) == (1.0, 2.0)
 
 
 def test_every_policy_has_the_whole_budget() -> None:
     returns = Returns(most_env_steps=100)
-    policy, lengths = np.tile(np.arange(4, dtype=np.int32), 11), np.full(44, 10)
-    returns.on_episodes(EpisodesDone(policy, np.arange(44.0), lengths, ()))
-    assert returns.values == list(range(40))  # the eleventh episode of each ends beyond the budget
+    play(returns, [4] * 25, [1.0] * 25)
+    play(returns, [10] * 8, [2.0] * 8, policy=1)
+    play(returns, [1] * 20, [3.0] * 20, policy=1)
+    play(returns, [1], [9.0], policy=1)
+    assert len(returns.values) == 53
+    assert returns.score(10) == 2.7  # 3 of 1 and 10 of 3 in the last tenth, and 7 of 3 before
 
 
 def test_an_unfinished_last_line_is_cut(tmp_path: Path) -> None:
