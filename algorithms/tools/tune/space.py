@@ -1,11 +1,15 @@
 """The search space of a study: for each flag a range or choices, around the preset of the environment."""
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import NamedTuple, cast
 
 from appo.algorithms.run.algorithms import FlagTable, algorithms_with
 from appo.algorithms.run.config import Config, check
+from appo.algorithms.run.effects import without_effect
 from appo.algorithms.tools.flags import TUNE_DECIDES
 from appo.utils.command_line import flag_text
 from appo.utils.errors import UsageError
@@ -88,13 +92,10 @@ def _parameter(flag: Flag, asked: object) -> Range | tuple[object, ...]:
 
 def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
     """Return the space around a preset, as the mapping of a file; all trials share the user's `fixed` flags."""
-    algorithm, images, flat = config.algorithm, config.reads_images, config.to_flat()
-    features = {"images": images, "vectors": not images, "memory": config.model.use_rnn, "actors": True}
-    features |= {"critic": algorithm.values == "critic", "returns": algorithm.learns_from_rewards}
-    space: dict[str, object] = {}
+    flat, features, space = config.to_flat(), _features(config, {}), dict[str, object]()
     for name in ("learning_rate", *CHOICES, *MULTIPLES):
         flag, value = config.table.flags.get(name), flat.get(name)
-        if flag is None or name in fixed or flag.missing({**flat, **features}):
+        if flag is None or name in fixed or flag.missing(features):
             continue
         if name in CHOICES:
             space[name] = {"choices": [value, *(one for one in CHOICES[name] if one != value)]}
@@ -104,6 +105,39 @@ def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
         elif is_number(value) and value > 0:
             space[name] = [value / RATE_FACTOR, min(value * RATE_FACTOR, 1.0), "log"]
     return _without_refused(space, config)
+
+
+def _features(config: Config, space: Space) -> dict[str, object]:
+    """Return the values that decide whether flags have an effect, as far as known before the environment is made."""
+    algorithm, images = config.algorithm, config.reads_images
+    features: dict[str, object] = {"images": images, "vectors": not images, "actors": True}
+    features |= {"critic": algorithm.values == "critic", "returns": algorithm.learns_from_rewards}
+    features["memory"] = config.model.use_rnn or "use_rnn" in space
+    if config.sampling.inference == "serial" and "inference" not in space:
+        features |= {"central": False, "processes": False}
+    return config.to_flat() | features
+
+
+def require_effect(space: Space, config: Config, source: str) -> None:
+    """Refuse flags that make no difference between trials (UsageError, begins with `source`).
+
+    Args:
+        space: space of the user.
+        config: flags of all runs.
+        source: name of the file.
+    """
+    features, parts = _features(config, space), config.table.by_part
+    for name, one in space.items():
+        if len(one) == 1:
+            raise UsageError(f"{source}: {name} has one value, so nothing to search: give --{name} to all runs")
+        if config.alone and name in parts["logging"] | parts["output"]:  # a population reads the averages
+            raise UsageError(f"{source}: {name} has no effect: it is for reports, and changes no return")
+        conditions = set(re.findall(r"\w+", config.table.flags[name].needs)) & space.keys()
+        values = product(*(one[:2] if isinstance(one := space[other], Range) else one for other in conditions))
+        cases = ({**features, **dict(zip(conditions, case, strict=True))} for case in values)
+        own = replace(config, given=frozenset({name}))
+        if all(lines := [next(without_effect(own, case), "") for case in cases]):
+            raise UsageError(f"{source}: {lines[0]}")
 
 
 def _without_refused(content: Mapping[str, object], preset: Config) -> dict[str, object]:

@@ -24,7 +24,15 @@ from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.algorithms.tools.flags import TUNE_DECIDES, TuneConfig
 from appo.algorithms.tools.tune.results import Results, write
-from appo.algorithms.tools.tune.space import Space, built_in, differences, parse_space, values_of, words_of_preset
+from appo.algorithms.tools.tune.space import (
+    Space,
+    built_in,
+    differences,
+    parse_space,
+    require_effect,
+    values_of,
+    words_of_preset,
+)
 from appo.algorithms.tools.tune.study import Job, Record, Study, require_optuna
 from appo.algorithms.tools.tune.trial import Outcome, Point, run_trial
 from appo.envs.make import check_name
@@ -147,6 +155,8 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     for name in space:
         if name in given:
             raise UsageError(f"{source}: {name} is fixed by --{name}={words_of(given[name])}")
+    if config.space:
+        require_effect(space, of_runs, source)
     settings = Settings(asked, shared, preset.to_flat(), content)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
     try:

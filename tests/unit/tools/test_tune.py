@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.runtime.messages import EpisodesDone
 from appo.algorithms.tools.tune.results import Results, summary, table, verdict
-from appo.algorithms.tools.tune.space import Range, built_in, differences, parse_space, values_of, words_of_preset
+from appo.algorithms.tools.tune.space import (
+    Range,
+    built_in,
+    differences,
+    parse_space,
+    require_effect,
+    values_of,
+    words_of_preset,
+)
 from appo.algorithms.tools.tune.study import Job, Record, Study, cut_torn_line, goes_on, is_hopeless
 from appo.algorithms.tools.tune.trial import Outcome, Returns
 from appo.utils.errors import UsageError
@@ -63,6 +72,30 @@ def test_a_file_names_ranges_and_choices(preset: Config) -> None:
 def test_mistakes_in_a_space_are_one_line(preset: Config, content: Mapping[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_space(content, preset.table, "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"lr_schedule_kl_threshold": [0.001, 0.1]}, "x: --lr_schedule_kl_threshold has no effect: it is for --lr_sch"),
+        ({"recurrence": {"choices": [1, 0]}}, "x: --recurrence has no effect: it is for networks with a memory"),
+        ({"vtrace_rho": [1, 2], "with_vtrace": [False]}, "x: --vtrace_rho has no effect: it is for --with_vtrace"),
+        ({"policy_workers_per_policy": [1, 2]}, "x: --policy_workers_per_policy has no effect: .* --inference=central"),
+        ({"stats_avg": [10, 100]}, "x: stats_avg has no effect: it is for reports, and changes no return"),
+        ({"device": ["cpu"]}, "x: device has one value, so nothing to search: give --device to all runs"),
+        ({"lr_schedule_kl_threshold": [0.001, 0.1], "lr_schedule": ["linear", "kl_adaptive_epoch"]}, ""),
+        ({"recurrence": {"choices": [1, 0]}, "use_rnn": [False, True]}, ""),
+        ({"vtrace_rho": [1, 2], "with_vtrace": [False, True]}, ""),
+        ({"target_kl": [0, 1], "ppo_epochs": [1, 4]}, ""),
+    ],
+)
+def test_a_flag_of_a_space_has_an_effect_in_some_trial(
+    content: Mapping[str, object], message: str, preset: Config
+) -> None:
+    runs = Config.from_flat({**preset.to_flat(), "inference": "serial"})
+    space = parse_space(content, preset.table, "x")
+    with pytest.raises(UsageError, match=message) if message else nullcontext():
+        require_effect(space, runs, "x")
 
 
 @pytest.mark.parametrize("algo", ["APPO", "PPO", "A3C", "APEX"])
