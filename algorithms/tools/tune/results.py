@@ -64,19 +64,25 @@ def table(results: Results) -> list[str]:
 
 
 def verdict(results: Results) -> list[str]:
-    """Return the comparison of winner and preset, by means with 95 % intervals (Student)."""
-    preset, winner = results.records[0], results.winner
-    lines = [f"preset: {_mean(preset.outcomes)}"]
+    """Return the comparison of winner and trial 0, by means with 95 % intervals (Student)."""
+    preset, winner, changes = results.records[0], results.winner, results.changes[0]
+    whole, name = (f"trial 0 ({words_of_first(changes)})", "trial 0") if changes else ("preset", "the preset")
+    lines = [f"{whole}: {_mean(preset.outcomes)}"]
     if winner.number == preset.number:
-        return [*lines, "no trial with all seeds was better than the preset"]
+        return [*lines, f"no trial with all seeds was better than {name}"]
     lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
     failed = {seed: one for seed, one in results.confirmed.items() if isinstance(one, str)}
     lines += [f"trial {winner.number} with seed {seed} failed: {reason}" for seed, reason in failed.items()]
     if again := {seed: one for seed, one in results.confirmed.items() if isinstance(one, Outcome)}:
         lines.append(f"trial {winner.number} with seeds {','.join(map(str, again))}: {_mean([*again.values()])}")
         if fmean(one.score for one in again.values()) <= preset.score:
-            lines.append("with new seeds the winner is not better than the preset: keep the preset, or search on")
+            lines.append(f"with new seeds the winner is not better than {name}: keep {name}, or search on")
     return lines
+
+
+def words_of_first(changes: Mapping[str, object]) -> str:
+    """Return the description of trial 0, which differs from the preset where the space or the budget forbids it."""
+    return " ".join(["the preset except", *(f"{name}={flag_text(value)}" for name, value in changes.items())])
 
 
 def summary(results: Results) -> dict[str, Any]:
@@ -115,10 +121,10 @@ def draw(results: Results, path: Path) -> None:
     groups: dict[str, list[Record]] = {}
     for one in (one for one in results.records if one.outcomes):
         groups.setdefault(f"seeds: {len(one.outcomes)}", []).append(one)
-    groups |= {"preset": [results.records[0]], "winner": [results.winner]}
+    groups |= {"trial 0": [results.records[0]], "winner": [results.winner]}
     for number, (label, group) in enumerate(groups.items()):
         x, y = [fmean(run.seconds for run in one.outcomes) for one in group], [one.score for one in group]
-        colour, rings = COLOURS[number % len(COLOURS)], {"preset": 8, "winner": 12}
+        colour, rings = COLOURS[number % len(COLOURS)], {"trial 0": 8, "winner": 12}
         size, face = rings.get(label, 4), "none" if label in rings else colour
         costs.plot(x, y, "o", markersize=size, color=colour, markerfacecolor=face, label=label)
     costs.set(xlabel="seconds of a run", ylabel="score")

@@ -23,7 +23,7 @@ from appo.algorithms.runtime.processes.inquiry import Inquiry
 from appo.algorithms.runtime.processes.janitor import Janitor
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.algorithms.tools.flags import TUNE_DECIDES, TuneConfig
-from appo.algorithms.tools.tune.results import Results, write
+from appo.algorithms.tools.tune.results import Results, words_of_first, write
 from appo.algorithms.tools.tune.space import (
     Space,
     built_in,
@@ -197,8 +197,7 @@ class _Search:
         *before, last = preloaded(with_torch=True)
         self.preload = (*before, run_trial.__module__, last)
         if moved := differences(self.values(first), settings.preset):
-            at = " ".join(f"{name}={words_of(value)}" for name, value in moved.items())
-            say(f"trial 0 is the preset except {at}: the preset lies outside of the space")
+            say(f"trial 0 is {words_of_first(moved)}: the space or the budget excludes the preset")
 
     def run(self) -> Record | None:
         """Search until a limit, and run the winner again; return the winner, None without one."""

@@ -360,4 +360,8 @@ def test_results_compare_the_winner_with_the_preset() -> None:
     assert summary(failed)["confirmed"] == {3: outcome(4.0)._asdict(), 4: {"error": "a reason"}}
     worse = found._replace(confirmed={3: outcome(1.0)})
     assert verdict(worse)[-1].startswith("with new seeds the winner is not better than the preset")
+    moved = worse._replace(changes={**changes, 0: {"gamma": 0.6, "rollout": 64}})
+    assert verdict(moved)[0] == "trial 0 (the preset except gamma=0.6 rollout=64): 2.00 [-10.71, 14.71]"
+    assert verdict(moved)[-1] == "with new seeds the winner is not better than trial 0: keep trial 0, or search on"
+    assert verdict(moved._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than trial 0"]
     assert verdict(found._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than the preset"]
