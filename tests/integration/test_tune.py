@@ -86,6 +86,18 @@ def test_a_new_seed_that_fails_leaves_the_results(tmp_path: Path) -> None:
     assert (again.returncode, "new seed" in again.stdout) == (0, False)
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_run_that_was_killed_begins_again_once(deaths: int, tmp_path: Path) -> None:
+    dies = f"""runs, dead = (len([*Path().glob(name)]) for name in ("train_dir/a/trial*", "dead*"))
+        if runs and dead < {deaths}:
+            Path(f"dead{{dead}}").touch()
+            os.kill(os.getpid(), 9)"""
+    done = search(tmp_path, dies, *OWN, "--trials=1", "--confirm_seeds=0")
+    cause = "the process was killed by SIGKILL, not by the kernel's out-of-memory killer"
+    assert done.stdout.count(f"trial 0 seed 1: {cause}; the run begins again\n") == 1
+    assert (done.returncode, cause in done.stderr) == ((0, False) if deaths == 1 else (1, True))
+
+
 def trials_of(printed: str) -> set[int]:
     """The numbers of the trials that ended or went on."""
     return {int(number) for number in re.findall(r"^trial (\d+) seed", printed, re.MULTILINE)}

@@ -22,7 +22,7 @@ from appo.algorithms.runtime.processes.fork_server import (
     without_missing_script,
 )
 from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
-from appo.algorithms.runtime.processes.process import cause_of_death, crash_report, stack_of
+from appo.algorithms.runtime.processes.process import LOST, cause_of_death, crash_report, stack_of
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import AppoError, EnvironmentFailure
 from appo.utils.system.signal_watch import SignalWatch
@@ -128,7 +128,13 @@ class Inquiry:
         with contextlib.suppress(OSError):
             self._pipe.send(question)
 
-    def answer_by(self, deadline: float) -> object | None:
+    @property
+    def was_killed(self) -> bool:
+        """Return whether a signal, or the end of the fork server, has ended the process."""
+        code = self._process.exitcode
+        return code is not None and (code < 0 or code == LOST)
+
+    def answer_by(self, deadline: float, who: str = "the process that measured") -> object | None:
         """Return the next answer, `WorkerFailed` if the process dies, or None at monotonic `deadline`.
 
         Raises:
@@ -137,7 +143,7 @@ class Inquiry:
         try:
             return self._pipe.recv() if self._wait(deadline) else None
         except EOFError:
-            return WorkerFailed("probe", 1, self._death("the process that measured"), crash_report(self.log_path))
+            return WorkerFailed("probe", 1, self._death(who), crash_report(self.log_path))
 
     def _death(self, who: str) -> str:
         self._process.join(1.0)

@@ -70,6 +70,11 @@ class Job(NamedTuple):
         """Return the name of the run's folder."""
         return f"{'confirm' if self.confirms else 'trial'}_{self.number}_seed-{self.seed}"
 
+    @property
+    def title(self) -> str:
+        """Return the name of the run in messages."""
+        return f"trial {self.number} {'new ' * self.confirms}seed {self.seed}"
+
 
 def goes_on(own: float, others: Sequence[float]) -> bool:
     """Return whether a score is among the best third of all scores so far, its own included.

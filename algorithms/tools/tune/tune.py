@@ -194,6 +194,8 @@ class _Search:
         first = words_of_preset(self.space, settings.preset)
         self.study = Study(self.folder, self.space, settings.seeds, first)
         self.running: dict[str, tuple[Job, Inquiry]] = {}
+        self.killed: set[str] = set()
+        self.repeats: list[Job] = []
         *before, last = preloaded(with_torch=True)
         self.preload = (*before, run_trial.__module__, last)
         if moved := differences(self.values(first), settings.preset):
@@ -243,14 +245,17 @@ class _Search:
         """Make runs, at most `parallel` at a time, until none is left or the monotonic `deadline`."""
         while (now := time.monotonic()) < deadline:
             self.signals.check()
-            while len(self.running) < self.parallel and (job := next_job()) is not None:
+            while len(self.running) < self.parallel and (job := self.repeats.pop() if self.repeats else next_job()):
                 self._start(job)
             if not self.running:
                 return
             pipes = [inquiry.pipe for _, inquiry in self.running.values()]
             multiprocessing.connection.wait(pipes, min(POLL_SECONDS, deadline - now))
             for job, inquiry in list(self.running.values()):
-                while job.name in self.running and (answer := inquiry.answer_by(0.0)) is not None:
+                while job.name in self.running and (answer := inquiry.answer_by(0.0, "the process")) is not None:
+                    if isinstance(answer, WorkerFailed) and inquiry.was_killed and job.name not in self.killed:
+                        self._repeat(job, answer.summary)
+                        break
                     self._take(job, answer)
 
     def _start(self, job: Job) -> None:
@@ -267,9 +272,16 @@ class _Search:
         )
         self.running[job.name] = (job, inquiry.__enter__())
 
+    def _repeat(self, job: Job, cause: str) -> None:
+        """Make a run again, once: whoever killed the process need not have meant the trial."""
+        self._end(job)
+        self.killed.add(job.name)
+        self.repeats.append(job)
+        say(f"{job.title}: {cause}; the run begins again")
+
     def _take(self, job: Job, answer: object) -> None:
         """Write the answer of a run into the study."""
-        who = f"trial {job.number} {'new ' * job.confirms}seed {job.seed}"
+        who = job.title
         match answer:
             case Point(number, score):
                 if not job.confirms and self.study.report(job, number, score):
