@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from appo.algorithms.tools.tune.space import Range, Space
 from appo.algorithms.tools.tune.trial import POINTS, Outcome
 from appo.utils.command_line import flag_text
 from appo.utils.directories import closing
-from appo.utils.errors import UsageError
+from appo.utils.errors import UsageError, text_of
 from appo.utils.run_folder import LOCK_FILE, remove_own, update_own
 
 if TYPE_CHECKING:
@@ -101,16 +101,11 @@ class Study:
     def __init__(self, folder: Path, space: Space, seeds: Sequence[int], first: Mapping[str, object]) -> None:
         self._optuna: Any = importlib.import_module("optuna")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        storages, trials = self._optuna.storages, self._optuna.trial
-        self.space, self.seeds, path = space, seeds, folder / JOURNAL
-        cut_torn_line(path)
-        remove_own(Path(f"{path}{LOCK_FILE}"))  # of a killed process; Optuna has the same suffix
-        journal = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
-        # The user may rename or copy the folder, so an existing study is found by being the only one.
-        name = next(iter(self._optuna.get_all_study_names(journal)), STUDY)
-        self._study: optuna.study.Study = self._optuna.create_study(
-            storage=journal, study_name=name, direction="maximize", load_if_exists=True
-        )
+        trials, self.space, self.seeds, path = self._optuna.trial, space, seeds, folder / JOURNAL
+        try:
+            self._study: optuna.study.Study = self._open(path)
+        except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:  # Optuna checks no line
+            raise UsageError(f"{path} is damaged: {type(error).__name__}: {text_of(error)}") from None
         count = len(self._study.trials)
         # Another seed at each start: the seed of the first start would draw its trials again.
         self._study.sampler = self._optuna.samplers.TPESampler(seed=count)
@@ -120,6 +115,16 @@ class Study:
         self._running: dict[int, optuna.trial.Trial] = {}
         for trial in self._study.get_trials(deepcopy=False, states=(trials.TrialState.RUNNING,)):
             self._advance(trials.Trial(self._study, trial._trial_id))
+
+    def _open(self, path: Path) -> "optuna.study.Study":
+        cut_torn_line(path)
+        remove_own(Path(f"{path}{LOCK_FILE}"))  # of a killed process; Optuna has the same suffix
+        storages = self._optuna.storages
+        journal = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        # The user may rename or copy the folder, so an existing study is found by being the only one.
+        name = next(iter(self._optuna.get_all_study_names(journal)), STUDY)
+        given = {"study_name": name, "direction": "maximize", "load_if_exists": True}
+        return cast("optuna.study.Study", self._optuna.create_study(storage=journal, **given))
 
     def records(self) -> list[Record]:
         """Return all trials that have begun."""

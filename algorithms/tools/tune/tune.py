@@ -190,7 +190,7 @@ class _Search:
         self.config, self.settings, self.signals, self.janitor = config, settings, signals, janitor
         self.folder, self.parallel = config.folder, config.parallel or available_cores()
         self.preset = Config.from_flat({**settings.preset, **settings.shared})
-        self.space: Space = parse_space(settings.space, self.preset.table, STUDY_FILE)
+        self.space: Space = parse_space(settings.space, self.preset.table, str(self.folder / STUDY_FILE))
         first = words_of_preset(self.space, settings.preset)
         self.study = Study(self.folder, self.space, settings.seeds, first)
         self.running: dict[str, tuple[Job, Inquiry]] = {}

@@ -306,6 +306,21 @@ def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path
     assert study.confirmed(0) == {}
 
 
+@pytest.mark.parametrize("line", ["garbage", "[1]", '{"op_code": 99, "worker_id": "a"}', "{}"])
+def test_a_damaged_journal_is_one_line(line: str, tmp_path: Path) -> None:
+    Study(tmp_path, SPACE, (1,), FIRST)
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write(f"{line}\n")
+    with pytest.raises(UsageError, match=f"^{tmp_path}/journal.log is damaged: "):
+        Study(tmp_path, SPACE, (1,), FIRST)
+
+
+def test_a_folder_is_no_journal(tmp_path: Path) -> None:
+    (tmp_path / "journal.log").mkdir()
+    with pytest.raises(UsageError, match=f"^{tmp_path}/journal.log is damaged: IsADirectoryError: "):
+        Study(tmp_path, SPACE, (1,), FIRST)
+
+
 def test_a_renamed_study_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     study = Study(tmp_path / "a", SPACE, (1,), FIRST)
