@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def read_mapping(path: Path) -> dict[str, object]:
             if found.st_size > SETTINGS_BYTES:
                 raise _NoSettings(f"it is larger than {SETTINGS_BYTES >> 10} KiB, no settings are")
             content = os.fdopen(descriptor, "rb", closefd=False).read(SETTINGS_BYTES + 1)
-        return parse_mapping(content, str(path), SETTINGS_BYTES, parsers.get(path.suffix.lower(), json.loads))
+        return parse_mapping(content, str(path), SETTINGS_BYTES, parsers.get(path.suffix.lower(), _load_json))
     except _NoSettings as error:
         raise UsageError(f"cannot use {path}: {error}") from None
     except (OSError, ValueError) as error:  # no file has a NUL in its name
@@ -66,6 +67,16 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 class _NoSettings(Exception):
     """A file, or a part of its content, that settings never need."""
+
+
+def _load_json(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise ValueError(f"{shown(twice[0])} is there twice")
+    return dict(pairs)
 
 
 def _load_yaml(text: str) -> object:

@@ -20,6 +20,8 @@ from appo.utils.user_modules import import_user_module
 from appo.utils.values import nearest, shown
 
 DEFAULT = "APPO"
+AUTO = "auto"
+"""Value of `--algo` that chooses by `BEST`."""
 ALGORITHMS = {
     "APPO": "appo.algorithms.appo.algorithm:APPO",
     "PPO": "appo.algorithms.ppo.algorithm:PPO",
@@ -40,10 +42,9 @@ def find_algorithm(name: str) -> Algorithm:
         return cast(Algorithm, resolve_name(ALGORITHMS[name])())
     module, _, kind = name.partition(":")
     if not module or not kind:
-        names = ", ".join(ALGORITHMS)
-        raise UsageError(
-            f"--algo={shown(name)} is none of {names}{nearest(name, ALGORITHMS)}; one of yours is package.module:Class"
-        )
+        known = [*ALGORITHMS, AUTO]
+        wrong = f"--algo={shown(name)} is none of {', '.join(known)}{nearest(name, known)}"
+        raise UsageError(f"{wrong}; one of yours is package.module:Class")
     try:
         found = getattr(import_user_module(module), kind)
         lacking = _lacking(found)
@@ -157,9 +158,6 @@ class Best(NamedTuple):
     mean: float
     env_steps: int
 
-
-AUTO = "auto"
-"""Value of `--algo` that chooses by `BEST`."""
 
 # docs/ppo.md has five seeds of PPO. Against APPO: -80.8 for Acrobot (docs/results.md), 1,279 for HalfCheetah (one seed
 # after as many steps). LunarLander: APPO returns 269 with its default preset, but needs 3 M steps. Pendulum: -229 after

@@ -41,14 +41,17 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["a", "--env=CartPole-v1", "--trial_seconds=2", "--lockstep", "--device=cpu", "--lr_schedule=linear"],
             "trial 0: --lockstep and --deterministic_resume repeat no clock",
         ),
+        (["a", *NEW, "--algo=Auto"], "--algo=Auto is none of .*, MARWIL, auto; did you mean auto?"),
+        (["a", *NEW, "--space=twice.json"], "twice.json is damaged: gamma is there twice"),
         (["a", *NEW, "--algo=BC", "--input=d"], "--algo=BC plays no episodes"),
     ],
 )
 def test_mistakes_start_nothing(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "space.json").write_text('{"gamma": [0.9, 0.99]}')
+    (tmp_path / "twice.json").write_text('{"gamma": [0.9, 0.99], "gamma": [0.8, 0.9]}')
     with pytest.raises(UsageError, match=message):
         cli.run("tune", words)
-    assert [path.name for path in tmp_path.iterdir()] == ["space.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["space.json", "twice.json"]
 
 
 OWN_ENV = """

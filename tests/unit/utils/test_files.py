@@ -51,6 +51,12 @@ def test_aliases_are_refused(tmp_path: Path, text: str, said: str, name: str) ->
     assert time.monotonic() - began < AT_ONCE
 
 
+def test_a_name_twice_in_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"learning": {"gamma": 0.9, "gamma": 0.99}}')
+    with pytest.raises(UsageError, match=r"x\.json is damaged: gamma is there twice$"):
+        read_mapping(tmp_path / "x.json")
+
+
 def test_anchors_alone_and_merged_mappings_are_read(tmp_path: Path) -> None:
     (path := tmp_path / "x.yaml").write_text(
         "env: &e CartPole-v1\nlearning:\n  <<: {gamma: 0.5}\n  rollout: 8\nb: '*e'"
