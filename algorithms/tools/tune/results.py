@@ -121,7 +121,7 @@ def draw(results: Results, path: Path) -> None:
     groups: dict[str, list[Record]] = {}
     for one in (one for one in results.records if one.outcomes):
         groups.setdefault(f"seeds: {len(one.outcomes)}", []).append(one)
-    groups |= {"trial 0": [results.records[0]], "winner": [results.winner]}
+    groups |= {"trial 0": [one for one in results.records[:1] if one.outcomes], "winner": [results.winner]}
     for number, (label, group) in enumerate(groups.items()):
         x, y = [fmean(run.seconds for run in one.outcomes) for one in group], [one.score for one in group]
         colour, rings = COLOURS[number % len(COLOURS)], {"trial 0": 8, "winner": 12}
@@ -136,5 +136,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def _mean(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:  # of trial 0, while another trial has ended
+        return "no run has ended"
     mean, margin = student_interval([one.score for one in outcomes])
     return f"{mean:.2f}" if len(outcomes) < 2 else f"{mean:.2f} [{mean - margin:.2f}, {mean + margin:.2f}]"

@@ -10,7 +10,7 @@ import pytest
 
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.runtime.messages import EpisodesDone
-from appo.algorithms.tools.tune.results import Results, summary, table, verdict
+from appo.algorithms.tools.tune.results import Results, draw, summary, table, verdict
 from appo.algorithms.tools.tune.space import (
     Range,
     built_in,
@@ -344,6 +344,15 @@ def test_hopeless_and_failed_trials_are_ended_once(tmp_path: Path) -> None:
     study.stop(6, "a reason")
     assert [(one.state, one.error) for one in study.records()[6:]] == [("failed", "a reason"), ("stopped", "")]
     assert Study(tmp_path, SPACE, (1,), FIRST).next(8) is None
+
+
+def test_a_trial_may_win_before_a_run_of_the_preset_has_ended(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    records = [Record(0, "running", {}), Record(1, "finished", {}, (outcome(5.0),))]
+    found = Results({}, records, {0: {}, 1: {}}, records[1], {}, {})
+    assert verdict(found) == ["preset: no run has ended", "trial 1: 5.00, chosen for this score"]
+    draw(found, tmp_path / "study.png")
+    assert (tmp_path / "study.png").stat().st_size > 0
 
 
 def test_results_compare_the_winner_with_the_preset() -> None:
