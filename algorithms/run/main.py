@@ -236,7 +236,7 @@ class Run:
             log.info("%s", line)
         if config.output.output:
             check_output(config.output, spec, writer_name(self.directory))
-        budget = budget_of(config, spec.frames_per_step)
+        budget = budget_of(whole, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
         def blueprint_of(topology: Topology) -> Blueprint:

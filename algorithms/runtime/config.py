@@ -82,8 +82,8 @@ class RunConfig:
     )
     num_learners: int = flag(
         1,
-        "learners of one policy (APPO, PPO, APEX), each with actors and processes of its own; batch_size and all limits"
-        " count all of them; started on this machine, or on several by torchrun (docs/clusters.md)",
+        "learners of one policy (APPO, PPO, APEX, SAC), each with actors and processes of its own; batch_size and all"
+        " limits count all of them; started on this machine, or on several by torchrun (docs/clusters.md)",
         minimum=1,
         maximum=1024,
     )

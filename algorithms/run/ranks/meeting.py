@@ -29,13 +29,22 @@ OWN_FLAGS = ("seed", "train_for_seconds", *LOCATION)
 
 
 def given_ranks(given: Mapping[str, object], rank: Rank | None) -> dict[str, object]:
-    """Return the flags of a command line, with the number of ranks of a launcher (UsageError: another number)."""
+    """Return the flags of a command line, with the number of ranks of a launcher (UsageError: another number).
+
+    After a further start by torchrun, rank 0 resumes the run of the start before.
+    """
     if rank is None:
         return dict(given)
     asked = given.get("num_learners", rank.size)
     if asked != rank.size:
         raise UsageError(f"--num_learners={asked}: the launcher has started {rank.size} ranks")
-    return {**given, "num_learners": rank.size}
+    given = {**given, "num_learners": rank.size}
+    if rank.start != "0" and rank.number == 0:  # torchrun starts all ranks again: the run goes on
+        given |= {"restart_behavior": "resume"}
+        starts = range(int(rank.start) - 1, -1, -1) if rank.start.isdigit() else ()
+        if name := next(filter(None, (name_of_run(replace(rank, start=str(start))) for start in starts)), ""):
+            given |= {"experiment": name}
+    return given
 
 
 def share_of(config: Config, rank: Rank | None) -> Config:

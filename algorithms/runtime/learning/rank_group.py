@@ -14,9 +14,10 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from appo.algorithms.runtime.learning.batches import GroupBroken
 from appo.algorithms.runtime.learning.rank_store import client_of, device_to
 from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.runtime.memory.plain_state import GENERATORS
 from appo.algorithms.runtime.ranks import SHARED_GPU, Rank
 from appo.utils.errors import AppoError
 from appo.utils.logging import SHOWN
@@ -41,6 +43,8 @@ WINDOW_SECONDS = 1.5
 """Time in which the members of a broken group announce themselves for the next one."""
 START_SECONDS = 60.0
 """The same for the first group, as environments start at different speeds, and for a group without a former member."""
+SAY_SECONDS = 10.0
+"""Time after which a rank that others wait for is named."""
 LOOK_SECONDS = 1.0
 """Seconds between looks for learners that wait to be let in, and for the end."""
 ASK_SECONDS = 0.001
@@ -81,12 +85,15 @@ class RankGroup:
     def __init__(self, rank: Rank, device: torch.device) -> None:
         self.rank, self.device = rank, device
         self.store = client_of(rank, "learners")
+        if rank.number == 0:  # an earlier learner may have died between the end of the run and its last save
+            self.store.delete_key("end")
         self.over = False
         self._epoch, self._members = 0, tuple[int, ...]()  # of the last epoch with this learner
         self._whom = set[str]()  # the same with pids
         self._group: Any = None
         self._stands = self._leads = self._wanted = False
         self._announced, self._since = 0, 0.0  # epoch, and since when
+        self._awaits_since = 0.0  # the last of these times at which missing ranks were named
         self._done = self._round = 0  # collectives since the first epoch; rounds of this one
         self._table = np.zeros((rank.size, len(COUNTED)))  # of every rank, at the last round
         self._offset = np.zeros(len(COUNTED))  # from the totals of this process to its row
@@ -115,7 +122,7 @@ class RankGroup:
             try:
                 start(self._group, whole).wait(timedelta(seconds=2 * COLLECTIVE_SECONDS))
             except RuntimeError as error:
-                raise GroupBroken(str(error).split("\n")[0]) from None
+                raise GroupBroken(_cause(error)) from None
             if whole is not x:
                 x.copy_(whole)
         self._done += 1
@@ -140,9 +147,10 @@ class RankGroup:
         return now - self._awaited >= self._patience
 
     def begin(self, totals: Mapping[str, int], progress: float) -> float | None:
-        """Begin a round with all members; return the mean progress of all, as each has used another share by the clock.
+        """Begin a round with all members; return the largest progress of all.
 
-        Returns None if the group is to form anew, for a rank that waits to be let in: nothing has begun.
+        Each has used another share by the clock, and a rank that was started again counts from its own start. Returns
+        None if the group is to form anew, for a rank that waits to be let in: nothing has begun.
 
         Raises:
             GroupBroken: a rank did not take part in time.
@@ -154,17 +162,19 @@ class RankGroup:
             self._ask(lambda: self.store.set(f"{self._epoch}/round", words))
         table = np.zeros_like(self._table)
         table[self.rank.number] = [totals[name] for name in COUNTED] + self._offset
-        own = np.concatenate(([float(self._leads or self._wanted), progress], table.reshape(-1)))
+        shares = np.zeros(self.rank.size)
+        shares[self.rank.number] = progress
+        own = np.concatenate(([float(self._leads or self._wanted)], shares, table.reshape(-1)))
         vector = torch.from_numpy(own).to(self.device)
         self.add_up(vector)
-        anew, sum_of_progress, *counts = vector.tolist()
-        if anew:
+        anew, shares, counts = np.split(vector.cpu().numpy(), [1, 1 + self.rank.size])
+        if anew[0]:
             self._close()
             return None
         there = list(self._members)
-        self._table[there] = np.reshape(counts, table.shape)[there]
+        self._table[there] = counts.reshape(table.shape)[there]
         self._round, self._awaited, self._began = self._round + 1, 0.0, time.monotonic()
-        return float(sum_of_progress) / self.size
+        return float(shares.max())
 
     def _look(self, now: float) -> None:
         """Look from time to time whether a learner waits to be let in, and whether the run is over."""
@@ -242,6 +252,10 @@ class RankGroup:
         was_member = self._epoch == epoch - 1
         window = WINDOW_SECONDS if was_member and epoch > 1 else START_SECONDS  # a member may still be in a long round
         if len(came) < self.rank.size and now - self._since < window:
+            if self._awaits_since != self._since and now - self._since > SAY_SECONDS:
+                self._awaits_since = self._since
+                missing = _names(set(range(self.rank.size)) - set(came))
+                log.warning("%s not there yet: the others wait up to %g s", missing, window, extra=SHOWN)
             return False
         words = {one: json.loads(self._ask(lambda one=one: self.store.get(f"{epoch}/{one}"))) for one in came}  # type: ignore[misc]
         leader = max(came, key=lambda one: (words[one]["updates"], words[one]["done"], -one))
@@ -268,9 +282,11 @@ class RankGroup:
         """Log the members of an epoch, and since the last epoch the ranks that are gone and that have come."""
         before, self._whom = self._whom, set(whom.values())
         log.info("epoch %d: ranks %s learn together", epoch, ", ".join(sorted(self._whom)))
-        if before and min(self._members) == self.rank.number:  # one of them is enough
+        if min(self._members) == self.rank.number:  # one of them is enough
             gone, come = sorted(before - self._whom), sorted(self._whom - before)
-            words = [f"rank {one} is gone" for one in gone] + [f"rank {one} is there" for one in come]
+            words = [f"rank {one} is gone" for one in gone] + [f"rank {one} is there" for one in come if before]
+            if not before and (missing := set(range(self.rank.size)) - set(self._members)):
+                words = [f"{_names(missing)} not there"]
             if words:
                 log.warning("%s: %d of %d learn on", ", ".join(words), self.size, self.rank.size, extra=SHOWN)
 
@@ -286,7 +302,7 @@ class RankGroup:
             options._timeout, options._devices = timeout, [device_to(self.rank)]
             return dist.ProcessGroupGloo(store, index, self.size, options)
         except RuntimeError as error:
-            raise GroupBroken(str(error).split("\n")[0]) from None
+            raise GroupBroken(_cause(error)) from None
 
     @property
     def _is_nccl(self) -> bool:
@@ -302,7 +318,7 @@ class RankGroup:
                 others = [max(0, member.known.get(name, 0) - member.totals[name]) for name in COUNTED]
                 self._table[(leader + 1) % self.rank.size] = others
             self._table[leader] = [member.totals[name] for name in COUNTED] + self._offset
-            meta = {name: value for name, value in state.meta.items() if name != "generator"}
+            meta = {name: value for name, value in state.meta.items() if name not in GENERATORS}
             words = json.dumps({"meta": meta, "table": self._table.tolist(), "done": self._done})
             self._ask(lambda: self.store.set(key, words))
         whole = torch.from_numpy(own.copy()).to(self.device if self._is_nccl else "cpu")
@@ -334,3 +350,13 @@ class RankGroup:
         except dist.DistError as error:
             where = f"{self.rank.host}:{self.rank.port}"
             raise AppoError(f"rank {self.rank.number}: the launcher's store at {where} is gone: {error}") from None
+
+
+def _cause(error: RuntimeError) -> str:
+    """Return the first sentence of an error of torch, without the place in its source."""
+    text = str(error).split("\n")[0]
+    return re.sub(r"^\[[^]]*\] ", "", text).split(". ")[0]
+
+
+def _names(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} {'are' if len(ranks) > 1 else 'is'}"

@@ -62,8 +62,18 @@ def test_variables_that_no_launcher_sets_are_refused(change: dict[str, str], mes
 def test_the_launcher_decides_the_number_of_learners() -> None:
     assert given_ranks({"env": "x"}, None) == {"env": "x"}
     assert given_ranks({"env": "x"}, PLACE) == {"env": "x", "num_learners": 2}
+    assert given_ranks({"env": "x"}, replace(PLACE, number=0, start="0")) == {"env": "x", "num_learners": 2}
     with pytest.raises(UsageError, match="--num_learners=3: the launcher has started 2 ranks"):
         given_ranks({"num_learners": 3}, PLACE)
+
+
+@pytest.mark.parametrize("announced_by", ["0", "1"])
+def test_a_further_start_of_torchrun_resumes_the_run(announced_by: str) -> None:
+    place = replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port, number=0)
+    announce(started(0), replace(place, start=announced_by), None)
+    given = given_ranks({"env": "x", "restart_behavior": "overwrite"}, replace(place, start="2"))
+    assert given == {"env": "x", "restart_behavior": "resume", "num_learners": 2, "experiment": "x"}
+    del store
 
 
 ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0", SHARED_GPU: "1"}

@@ -16,6 +16,7 @@ from appo.algorithms.runtime.learning import rank_group, rank_store
 from appo.algorithms.runtime.learning.batches import GroupBroken
 from appo.algorithms.runtime.learning.rank_group import COUNTED, RankGroup
 from appo.algorithms.runtime.memory.learner_state import LearnerState
+from appo.algorithms.runtime.memory.plain_state import GENERATORS
 from appo.algorithms.runtime.ranks import Rank
 from appo.utils.errors import UsageError
 from tests.patience import HANG_SECONDS
@@ -34,7 +35,9 @@ class FakeLearner:
 
     def state(self) -> LearnerState:
         vectors = {"weights": np.full(3, self.value, np.float32), "statistics": np.full(2, 10 * self.value)}
-        return LearnerState(vectors, {"version": 1, "updates": self.updates, "generator": f"of {self.value}"})
+        return LearnerState(
+            vectors, {"version": 1, "updates": self.updates, **dict.fromkeys(GENERATORS, f"of {self.value}")}
+        )
 
 
 @dataclass
@@ -101,7 +104,7 @@ def test_a_round_adds_up_and_counts_all() -> None:
     assert [member.taken for member in ranks.members] == [[], [], []]  # equal weights: nothing to take over
     for rank, member in enumerate(ranks.members):
         count(member, 5 + rank)
-    assert ranks.round([0, 1, 2], 0.5) == [1.5, 1.5, 1.5]  # the mean of 0.5, 1.5 and 2.5
+    assert ranks.round([0, 1, 2], 0.5) == [2.5, 2.5, 2.5]  # of 0.5, 1.5 and 2.5
     assert {group.totals["samples"] for group in ranks.groups} == {18}
     assert ranks.sum([0, 1, 2]) == [111.0, 111.0, 111.0]
 
@@ -222,6 +225,23 @@ def test_rank_0_ends_the_run_of_all() -> None:
     assert not ranks.groups[1].is_awaited()
     assert ranks.groups[1].over
     assert not ranks.groups[1].ready(ranks.members[1])
+    for rank in (0, 1):  # rank 0 died before its last save, and trains on
+        ranks.groups[rank] = ranks.new(rank)
+    ranks.form([0, 1])
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(rank_group, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(rank_group, "START_SECONDS", 0.2)
+    ranks = Ranks(3)
+    ranks.form([0, 2])
+    assert caplog.messages.count("rank 1 is not there yet: the others wait up to 0.2 s") == 2
+    assert "rank 1 is not there: 2 of 3 learn on" in caplog.messages
+
+
+def test_an_error_of_torch_is_its_first_sentence() -> None:
+    error = RuntimeError("[/a/pair.cc:553] Connection closed by peer [10.0.0.2]:4. This means that it died.\nmore")
+    assert rank_group._cause(error) == "Connection closed by peer [10.0.0.2]:4"
 
 
 def test_an_interface_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
