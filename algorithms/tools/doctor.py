@@ -183,7 +183,7 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
 def of_environment(
     config: Config,
     inquire: Callable[..., inquiry.Inquiry],
-    machines: Callable[[Config, Measurement, int], Iterator[tuple[str, str]]],
+    machines: Callable[[Config, Measurement, int], Iterator[tuple[str, Literal["ok", "bad"], str]]],
 ) -> Iterator[Finding]:
     """Describe the environment, recommend flags, and with `--ray` examine the machines."""
     try:
@@ -222,7 +222,7 @@ def of_environment(
             text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
             yield Finding("env", "bad", text)
         if config.sampling.ray:
-            yield from (Finding(name, "ok", text) for name, text in machines(config, found, cores))
+            yield from (Finding(*one) for one in machines(config, found, cores))
     except Interrupted:
         raise
     except AppoError as error:

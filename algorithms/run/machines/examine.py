@@ -2,13 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.machines.cluster import check_machines, cluster_of
 from appo.algorithms.run.machines.forecast import Forecast, Sums, learners_text, sample_bytes
-from appo.algorithms.run.machines.ray_wire import connect, nodes_of, on_node
+from appo.algorithms.run.machines.ray_wire import cause_of, connect, nodes_of, on_node
+from appo.algorithms.run.machines.same import difference, versions
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.ranks.meeting import share_of
@@ -26,26 +27,36 @@ ANSWER_SECONDS = 60.0
 
 def examine(
     config: Config, found: Measurement, cores: int, janitor: Janitor, signals: SignalWatch
-) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text per finding, by the measurements on the head with its number of cores.
+) -> Iterator[tuple[str, Literal["ok", "bad"], str]]:
+    """Yield a name, a state and a text per finding, by the measurements on the head with its number of cores.
 
     Raises:
         UsageError: flags contradict `--ray`, or no cluster answers.
     """
     check_machines(config)
     speeds: list[float] = []
+    wanted = versions(config.env.env)
     with cluster_of(config.sampling.ray, janitor, signals) as cluster:
         ray = connect(cluster, [])
         try:
-            for node, name, num_cores in nodes_of(ray, cluster):
-                latency, speed = _speed(ray, node)
+            nodes = list(nodes_of(ray, cluster))
+            for node, name, num_cores in nodes:
+                try:
+                    if why := difference(wanted, _caller(ray, node, versions)(config.env.env)):
+                        raise UsageError(why)
+                    latency, speed = _speed(ray, node)
+                except Exception as error:  # whatever is not in order there; the other machines may be
+                    late = f"no answer in {ANSWER_SECONDS:g} s"
+                    yield "machine", "bad", f"{name}: {late if isinstance(error, TimeoutError) else cause_of(error)}"
+                    continue
                 speeds.append(speed)
                 rate = f"{speed / 1e6:.0f} MB/s, {1e3 * latency:.1f} ms there and back"
-                yield "machine", f"{name}: {num_cores} cores, {rate}"
+                yield "machine", "ok", f"{name}: {num_cores} cores, {rate}"
         finally:
             ray.shutdown()
+    if not nodes:
+        yield "machine", "ok", "no other machine has joined the cluster"
     if not speeds:
-        yield "machine", "no other machine has joined the cluster"
         return
     spec, models, config = found.probe.spec, found.probe.models, found.probe.config
     plan = plan_workers(found.planned, cores, "local", spec.num_agents)
@@ -55,23 +66,29 @@ def examine(
     weights = 4 * models[0].num_weights
     of_slot = topology.rows * topology.rollout
     size = short_number(nbytes * of_slot)
-    yield "slots", f"{size} bytes for {of_slot} samples, weights {short_number(weights)} bytes"
+    yield "slots", "ok", f"{size} bytes for {of_slot} samples, weights {short_number(weights)} bytes"
     if found.costs is not None:
-        yield "forecast", Forecast.of(found.costs, plan, config, spec.num_agents, cores, min(speeds) / nbytes).line()
+        wire = min(speeds) / nbytes
+        yield "forecast", "ok", Forecast.of(found.costs, plan, config, spec.num_agents, cores, wire).line()
     with contextlib.suppress(UsageError):  # not every batch has equal shares
         sums, share = Sums(2, models[0].num_weights, min(speeds)), share_of(config, Rank(0, 2))
-        yield "learners", learners_text(found.costs, plan, share, spec.num_agents, cores, sums)
+        yield "learners", "ok", learners_text(found.costs, plan, share, spec.num_agents, cores, sums)
 
 
 def _speed(ray: Any, node: str) -> tuple[float, float]:
     """Return the seconds of an empty call to a node, and the bytes per second from the node."""
-    remote = ray.remote(num_cpus=0, scheduling_strategy=on_node(node))(payload)
-    seconds = []
-    for nbytes in (0, 0, PAYLOAD_BYTES, PAYLOAD_BYTES):  # the first call starts a process
+    call, seconds = _caller(ray, node, payload), []
+    for nbytes in (0, 0, PAYLOAD_BYTES, PAYLOAD_BYTES):  # the first call loads this module
         begin = time.perf_counter()
-        assert len(ray.get(remote.remote(nbytes), timeout=ANSWER_SECONDS)) == nbytes
+        assert len(call(nbytes)) == nbytes
         seconds.append(time.perf_counter() - begin)
     return seconds[1], PAYLOAD_BYTES / min(seconds[2:])
+
+
+def _caller(ray: Any, node: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the function on a node, and waits for the result."""
+    remote = ray.remote(num_cpus=0, scheduling_strategy=on_node(node))(function)
+    return lambda *arguments: ray.get(remote.remote(*arguments), timeout=ANSWER_SECONDS)
 
 
 def payload(nbytes: int) -> bytes:

@@ -131,7 +131,7 @@ class RayWire:
             if link is None:  # lost meanwhile
                 continue
             if error := future.exception():
-                self._lose(link, _cause(error))
+                self._lose(link, cause_of(error))
             elif kind == "packet":
                 self._failures.pop(link.node, None)
                 yield number, future.result()
@@ -175,7 +175,7 @@ class RayWire:
                 try:
                     yield ends[ref].number, self.ray.get(ref)
                 except Exception as error:  # died meanwhile
-                    log.info("%s: %s", ends[ref].name, _cause(error))
+                    log.info("%s: %s", ends[ref].name, cause_of(error))
         for link in self.links.values():
             self.ray.kill(link.actor)
         self.links.clear()
@@ -196,7 +196,7 @@ class RayWire:
                 link, error = waiting.pop(number), future.exception()
                 if error is None:
                     self._note_ready(link, future.result(), must=True)
-                elif MISSING in (why := _cause(error)):
+                elif MISSING in (why := cause_of(error)):
                     raise UsageError(f"machine {link.name}: {why}")
                 else:  # died, which may be chance
                     self._lose(link, why)
@@ -320,11 +320,11 @@ def connect(cluster: Cluster, modules: list[str]) -> Any:
             runtime_env={"py_modules": modules} if modules else None,
         )
     except Exception as error:  # ConnectionError, RuntimeError, ValueError and Ray's own
-        raise UsageError(f"--ray={cluster.address}: {_cause(error)}") from None
+        raise UsageError(f"--ray={cluster.address}: {cause_of(error)}") from None
     return ray
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """Return a line about an error of Ray, whose texts contain tracebacks."""
     text = str(error)
     if missing := re.search(r"No module named '([\w.]+)'", text):

@@ -1,15 +1,20 @@
-"""What must be equal on all machines, and the user's modules that travel."""
+"""What must be equal on all machines, the user's modules that travel, and what the doctor says about machines."""
 
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from appo.algorithms.run.config import parse_train
-from appo.algorithms.run.machines import machine
+from appo.algorithms.run.machines import examine, machine
 from appo.algorithms.run.machines.forecast import sample_bytes
 from appo.algorithms.run.machines.same import difference, user_modules, versions
 from appo.algorithms.runtime.machines.packing import SlotPacking
@@ -68,3 +73,46 @@ def test_folders_of_killed_machines_go_with_the_next_machine(tmp_path: Path, mon
         it.kill()
     machine._remove_old_folders()
     assert not list(tmp_path.iterdir())
+
+
+class FakeRay:
+    """Calls a function at once, in place of a node; the test says what nodes answer."""
+
+    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
+        self.answers = answers
+
+    def remote(self, num_cpus: int, scheduling_strategy: str) -> Callable[..., Any]:
+        answer = self.answers[scheduling_strategy]
+        return lambda function: SimpleNamespace(remote=partial(partial, answer, function))
+
+    def get(self, call: Callable[[], Any], timeout: float) -> Any:
+        return call()
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_the_doctor_names_every_machine_that_is_not_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(function: Callable[..., Any], argument: object) -> None:
+        raise RuntimeError("System error: No module named 'appo'\ntraceback: Traceback (most recent call last):")
+
+    def hangs(function: Callable[..., Any], argument: object) -> None:
+        raise TimeoutError("Get timed out: some object(s) not ready.")
+
+    def differs(function: Callable[..., Any], argument: object) -> Any:
+        return {**function(argument), "torch": "0.1"}
+
+    answers = {"10.0.0.2": lacks, "10.0.0.3": hangs, "10.0.0.4": differs}
+    monkeypatch.setattr(examine, "check_machines", lambda _: None)  # needs Ray itself
+    monkeypatch.setattr(examine, "cluster_of", lambda *_: nullcontext())
+    monkeypatch.setattr(examine, "connect", lambda *_: FakeRay(answers))
+    monkeypatch.setattr(examine, "nodes_of", lambda *_: [(name, name, 8) for name in answers])
+    monkeypatch.setattr(examine, "on_node", lambda node: node)
+    config = parse_train(["--env=CartPole-v1", "--ray=10.0.0.1:6379"])
+    unused: Any = None
+    torch = versions("CartPole-v1")["torch"]
+    assert list(examine.examine(config, unused, 2, unused, unused)) == [
+        ("machine", "bad", "10.0.0.2: appo is missing"),
+        ("machine", "bad", "10.0.0.3: no answer in 60 s"),
+        ("machine", "bad", f"10.0.0.4: torch is 0.1 in place of {torch}"),
+    ]
