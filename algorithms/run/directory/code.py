@@ -47,13 +47,17 @@ class Repository(NamedTuple):
     diff: str
 
 
-def code_places(config: Config) -> list[Path]:
-    """Return the folders of imported code: the package, the calling script, and the modules that flags name."""
+def named_modules(config: Config) -> list[str]:
+    """Return the modules that flags name, without the parts behind the first dot."""
     flat = config.to_flat()
     names = [name for value in map(flat.get, NAMED) for name in (value if isinstance(value, list) else [value])]
-    modules = {str(name).partition(":")[0].partition(".")[0] for name in names if ":" in str(name)}
+    return sorted({str(name).partition(":")[0].partition(".")[0] for name in names if ":" in str(name)})
+
+
+def code_places(config: Config) -> list[Path]:
+    """Return the folders of imported code: the package, the calling script, and the modules that flags name."""
     files = [getattr(sys.modules.get("__main__"), "__file__", None)]
-    for module in sorted(modules):
+    for module in named_modules(config):
         with contextlib.suppress(ImportError, ValueError):  # whoever imports it says what is wrong
             spec = importlib.util.find_spec(module)
             files += [spec.origin, *(spec.submodule_search_locations or ())] if spec else []

@@ -9,7 +9,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.machines.cluster import check_machines, cluster_of
 from appo.algorithms.run.machines.forecast import Forecast, Sums, learners_text, sample_bytes
 from appo.algorithms.run.machines.ray_wire import cause_of, connect, nodes_of, on_node
-from appo.algorithms.run.machines.same import difference, versions
+from appo.algorithms.run.machines.same import difference, packages, versions
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.ranks.meeting import share_of
@@ -35,14 +35,14 @@ def examine(
     """
     check_machines(config)
     speeds: list[float] = []
-    wanted = versions(config.env.env)
+    wanted = versions(packages(config))
     with cluster_of(config.sampling.ray, janitor, signals) as cluster:
         ray = connect(cluster, [])
         try:
             nodes = list(nodes_of(ray, cluster))
             for node, name, num_cores in nodes:
                 try:
-                    if why := difference(wanted, _caller(ray, node, versions)(config.env.env)):
+                    if why := difference(wanted, _caller(ray, node, versions)(list(wanted))):
                         raise UsageError(why)
                     latency, speed = _speed(ray, node)
                 except Exception as error:  # whatever is not in order there; the other machines may be

@@ -9,7 +9,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.machines.cluster import Cluster, check_machines, cluster_of
 from appo.algorithms.run.machines.forecast import GIGABIT, Forecast, sample_bytes
 from appo.algorithms.run.machines.ray_wire import RayWire
-from appo.algorithms.run.machines.same import user_modules, versions
+from appo.algorithms.run.machines.same import packages, user_modules, versions
 from appo.algorithms.run.main import Run
 from appo.algorithms.run.placement import Sampling
 from appo.algorithms.run.plan import seed_of
@@ -67,7 +67,7 @@ class HeadBlueprint(Blueprint):
             "actors": config.sampling.num_workers,
             "envs": t.rows // self.spec.num_agents,
             "pinned": not self.cluster.is_local,
-            "versions": versions(config.env.env),
+            "versions": versions(packages(config)),
             "layout": f"{packing.layout} {self.models[0].num_weights}",
         }
         wake, limit = plan.links.bells[plan.name].ring, config.sampling.reset_timeout_seconds

@@ -120,7 +120,7 @@ class Machine:
             JSON with the numbers of actors and slots, or with an error in one line.
         """
         wanted = json.loads(request)
-        if why := difference(wanted["versions"], versions(str(wanted["flags"]["env"]))):
+        if why := difference(wanted["versions"], versions(wanted["versions"])):
             return json.dumps({"error": why})
         ready: Future[str] = Future()
         first = (env_steps, version, expected, weights)

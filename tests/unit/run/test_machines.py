@@ -16,7 +16,7 @@ import pytest
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.machines import examine, machine
 from appo.algorithms.run.machines.forecast import sample_bytes
-from appo.algorithms.run.machines.same import difference, user_modules, versions
+from appo.algorithms.run.machines.same import difference, digest, packages, user_modules, versions
 from appo.algorithms.runtime.machines.packing import SlotPacking
 from tests.unit.runtime.worlds import SPEC, TOPOLOGY, world_of
 
@@ -31,9 +31,42 @@ def test_the_first_difference_is_named() -> None:
 
 
 def test_versions_are_of_what_acts_in_the_environment() -> None:
-    assert versions("CartPole-v1").keys() == {"python", "appo", "torch", "numpy", "gymnasium"}
-    assert "ale_py" in versions("ALE/Pong-v5")
-    assert all(versions("CartPole-v1").values())
+    everywhere = ["python", "appo", "appo's source", "torch", "numpy", "gymnasium"]
+    assert packages(parse_train(["--env=CartPole-v1"])) == everywhere
+    assert packages(parse_train(["--env=ALE/Pong-v5"])) == [*everywhere, "ale_py"]
+    assert all(versions(everywhere).values())
+    assert versions(["no.such", "no_such"]) == {"no.such": "", "no_such": ""}
+
+
+def test_packages_of_installed_modules_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site-packages"
+    for package, module in {"my-game": "my_game", "other": "other"}.items():
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0+local\n")
+        (info / "top_level.txt").write_text(module)
+        (site / f"{module}.py").write_text("Maze = None")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(tmp_path)
+    config = parse_train(["--env=my_game:Maze"])
+    assert packages(config)[6:] == ["my-game"]
+    assert versions(["my-game"]) == {"my-game": "1.0"}
+    (tmp_path / "my_game.py").write_text("Maze = None")  # this one is imported, and travels
+    assert packages(config)[6:] == []
+
+
+def test_a_digest_is_of_python_files_and_their_places(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.py").write_text("1")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "link").symlink_to(tmp_path / "real")
+    before = digest(tmp_path / "package")
+    (tmp_path / "real" / "a.pyc").write_text("1")
+    assert digest(tmp_path / "package") == before
+    (tmp_path / "real" / "a.py").write_text("2")
+    changed = digest(tmp_path / "package")
+    (tmp_path / "real" / "a.py").rename(tmp_path / "real" / "b.py")
+    assert len({before, changed, digest(tmp_path / "package")}) == 3
 
 
 def test_modules_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +143,7 @@ def test_the_doctor_names_every_machine_that_is_not_in_order(monkeypatch: pytest
     monkeypatch.setattr(examine, "on_node", lambda node: node)
     config = parse_train(["--env=CartPole-v1", "--ray=10.0.0.1:6379"])
     unused: Any = None
-    torch = versions("CartPole-v1")["torch"]
+    torch = versions(["torch"])["torch"]
     assert list(examine.examine(config, unused, 2, unused, unused)) == [
         ("machine", "bad", "10.0.0.2: appo is missing"),
         ("machine", "bad", "10.0.0.3: no answer in 60 s"),
