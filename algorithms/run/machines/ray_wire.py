@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -139,6 +140,10 @@ class RayWire:
                 link.is_giving = False
             else:
                 self._note_ready(link, future.result())
+
+    def name(self, machine: int) -> str:
+        """Return number and address of a machine."""
+        return self.links[machine].name
 
     def ask(self, machine: int) -> None:
         """Ask a machine for another packet."""
@@ -319,7 +324,11 @@ def connect(cluster: Cluster, modules: list[str]) -> Any:
             configure_logging=False,
             runtime_env={"py_modules": modules} if modules else None,
         )
-    except Exception as error:  # ConnectionError, RuntimeError, ValueError and Ray's own
+    except ConnectionError as error:
+        hint = "start one by `ray start --head`, or try --ray=local:2"  # Ray names a flag that appo lacks
+        why = f"no cluster is on this machine: {hint}" if cluster.address == "auto" else cause_of(error)
+        raise UsageError(f"--ray={cluster.address}: {why}") from None
+    except Exception as error:  #  RuntimeError, ValueError and Ray's own
         raise UsageError(f"--ray={cluster.address}: {cause_of(error)}") from None
     return ray
 
@@ -330,4 +339,4 @@ def cause_of(error: BaseException) -> str:
     if missing := re.search(r"No module named '([\w.]+)'", text):
         return f"{missing[1].partition('.')[0]}{MISSING}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[0] if lines else type(error).__name__)[:300]
+    return textwrap.shorten(printable(lines[0] if lines else type(error).__name__), 300, placeholder=" ...")

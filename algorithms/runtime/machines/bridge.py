@@ -33,6 +33,9 @@ class Wire(Protocol):
     def receive(self) -> Iterator[tuple[int, bytes]]:
         """Yield arrived packets, each with the number of the machine."""
 
+    def name(self, machine: int) -> str:
+        """Return the name of the machine of a packet, for people."""
+
     def ask(self, machine: int) -> None:
         """Ask a machine for another packet, after all slots of a packet have been copied."""
 
@@ -151,7 +154,7 @@ class BridgeWorker:
             self.wire.drop(machine, str(error))
             return
         self._of_machines[machine] = packet.counts
-        self._warnings += packet.warnings
+        self._warnings += [f"machine {self.wire.name(machine)}: {text}" for text in packet.warnings]
         yield from packet.episodes
         if packet.failure:
             self.wire.drop(machine, packet.failure)

@@ -15,9 +15,12 @@ import pytest
 
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.machines import examine, machine
+from appo.algorithms.run.machines.cluster import Cluster
 from appo.algorithms.run.machines.forecast import sample_bytes
+from appo.algorithms.run.machines.ray_wire import cause_of, connect
 from appo.algorithms.run.machines.same import difference, digest, packages, user_modules, versions
 from appo.algorithms.runtime.machines.packing import SlotPacking
+from appo.utils.errors import UsageError
 from tests.unit.runtime.worlds import SPEC, TOPOLOGY, world_of
 
 
@@ -149,3 +152,17 @@ def test_the_doctor_names_every_machine_that_is_not_in_order(monkeypatch: pytest
         ("machine", "bad", "10.0.0.3: no answer in 60 s"),
         ("machine", "bad", f"10.0.0.4: torch is 0.1 in place of {torch}"),
     ]
+
+
+def test_auto_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Please specify the one to connect to by setting `--address` flag")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(UsageError, match=r"^--ray=auto: no cluster is on this machine: start one by `ray start"):
+        connect(Cluster("auto"), [])
+
+
+def test_a_long_cause_ends_at_a_word() -> None:
+    assert cause_of(RuntimeError("word " * 100)) == "word " * 59 + "..."

@@ -52,6 +52,9 @@ class FakeWire:
         while self.arrived:
             yield self.arrived.popleft()
 
+    def name(self, machine: int) -> str:
+        return f"{machine} (10.0.0.{machine})"
+
     def ask(self, machine: int) -> None:
         self.asked.append(machine)
 
@@ -315,3 +318,12 @@ def test_topology_of_a_remote_run_starts_no_learner() -> None:
     remote = replace(world().topology, placement="local", is_remote=True)
     assert list(remote.processes()) == ["learner_0", "actor_0"]
     assert (list(remote.started()), remote.num_takers) == (["actor_0"], 1)
+
+
+def test_a_warning_names_its_machine() -> None:
+    bridge, wire = head(on_head())
+    list(bridge.handle(Begin()))
+    wire.arrived += [(7, encode(Packet(warnings=("actor_0: odd",))))]
+    turn(bridge)
+    (report,) = (m for m in bridge.handle(Stop()) if isinstance(m, WorkerReport))
+    assert report.raised == ("machine 7 (10.0.0.7): actor_0: odd",)
