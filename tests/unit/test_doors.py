@@ -138,6 +138,7 @@ DOORS: dict[str, tuple[set[str], str]] = {
     "appo.algorithms.runtime.processes.prctl": ({FILE}, PROC),
     "appo.algorithms.runtime.processes.strays": ({FILE, NAMES, NUMBER}, PROC),
     "appo.algorithms.runtime.machines.packets": ({JSON}, "the door of packets: sizes, and each value checked"),
+    "appo.algorithms.run.machines.same": ({FILE, NAMES}, "the source of appo itself, for a hash"),
     "appo.algorithms.run.machines.machine": (
         {FILE, JSON, NAMES},
         "a request of the head, which could run any code here; temporary folders by name, to lock",
