@@ -171,13 +171,15 @@ class ReplayAlgorithm(FlatAlgorithm):
         return mixed_in(source, read, context, trajectories, units=flags.rollout, resize=source.draw_of)
 
     def resumes(self, flags: ReplayConfig, directory: Path, topology: Topology) -> str:
-        """Return the fate of the replay in a resumed run; only files of the same number of shards are loaded.
+        """Return the fate of the replay in a resumed run; the learner and a single shard have the same file.
 
         Raises:
             UsageError: a file would be lost because the replay now has other columns, or lies in other processes.
         """
         folder, shards = RunFolder(directory), dict(topology.apart).get(REPLAY, 0)
-        numbers = range(shards) if shards else [None]
+        numbers = range(shards) if shards > 1 else [None]
+        if shards < 2 and folder.replays() == [former := folder.replay(0, 0)]:  # its name in older runs
+            former.rename(folder.replay(0))
         mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in numbers}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
@@ -197,9 +199,9 @@ class ReplayAlgorithm(FlatAlgorithm):
             return ""
         if flags.save_replay and saved and saved.isdisjoint(mine):
             raise UsageError(
-                f"{', '.join(sorted(path.name for path in saved))}: the replay of {shards or 'no'} shards cannot go on"
-                " with these files; give --n_steps, --input, --inference and --num_replay_shards of before, or remove"
-                " the files to let it fill again"
+                f"{', '.join(sorted(path.name for path in saved))}: saved by another number of processes, which"
+                " --num_replay_shards, --n_steps, --input and --inference decide: give them as before, or remove the"
+                " files to let the replay fill again"
             )
         why = "no replay has been saved yet" if flags.save_replay else "the replay was not saved (--save_replay)"
         if flags.save_replay and saved:
@@ -220,10 +222,12 @@ class ReplayAlgorithm(FlatAlgorithm):
     ) -> Worker:
         """Make a shard of the replay, or the keeper beside a learner or a shard."""
         from appo.algorithms.replay.keeper import ReplayKeeper
-        from appo.algorithms.replay.shards import ReplayShard, make_shard
+        from appo.algorithms.replay.shards import ReplayShard, make_shard, num_shards
 
         if address.role == REPLAY.name:
-            return make_shard(address, context, self.plan(context.flags), trajectories, _path(context, address.member))
+            assert context.arena is not None
+            path = _path(context, address.member if num_shards(context.arena, context.policy) > 1 else None)
+            return make_shard(address, context, self.plan(context.flags), trajectories, path)
         if any(other.role == REPLAY.name for other in others):
             shard = companion(others, address, REPLAY, ReplayShard)
             return ReplayKeeper(shard.file, context.flags.save_replay_every_sec, name=str(shard.address))

@@ -467,16 +467,22 @@ def test_a_later_start_says_that_its_replay_fills_again_unless_its_own_files_are
     assert said(TOPOLOGY, ApexConfig()) == "the replay was not saved (--save_replay)"
     (tmp_path / "replay_p0").touch()
     assert said(TOPOLOGY) == ""
-    with pytest.raises(UsageError, match=r"^replay_p0: the replay of 2 shards cannot go on with these files; give "):
+    one_shard = replace(TOPOLOGY, apart=((REPLAY, 1),))
+    assert said(one_shard) == ""
+    with pytest.raises(UsageError, match=r"^replay_p0: saved by another number of processes, which --num_re"):
         said(several)
     assert said(replace(TOPOLOGY, num_policies=2)) == "a part of the replay was not saved"
     (tmp_path / "replay_p0").rename(tmp_path / "replay_p0.0")
     assert said(several) == "a part of the replay was not saved"
     (tmp_path / "replay_p0.1").touch()
     assert said(several) == ""
-    with pytest.raises(UsageError, match=r"^replay_p0\.0, replay_p0\.1: the replay of no shards cannot go on"):
-        said(TOPOLOGY)
+    for topology in (TOPOLOGY, one_shard):
+        with pytest.raises(UsageError, match=r"^replay_p0\.0, replay_p0\.1: saved by another number"):
+            said(topology)
     assert said(TOPOLOGY, ApexConfig()) == "the replay was not saved (--save_replay)"
+    (tmp_path / "replay_p0.1").unlink()
+    assert said(one_shard) == ""  # of an older run
+    assert [path.name for path in RunFolder(tmp_path).replays()] == ["replay_p0"]
 
 
 def test_the_keeper_writes_when_it_is_time_and_at_the_end(
