@@ -25,8 +25,9 @@ plays episodes that training has not seen, as `appo evaluate` does, with sampled
   means over the seeds. `<=`: other programs used the machine meanwhile.
 - **Return** is the mean over the seeds ± the standard deviation of their means; with one seed, of its episodes. Of
   several agents it is the mean of theirs.
-- **Reached**, in rows with `--preset=sample_efficient`: the mean plus its standard error reaches the published figure
-  behind the colon, after as many env steps and in the mode of acting that `benchmarks/scores/trials.py` names.
+- **Reached**, in rows with `--preset=sample_efficient`: the mean reaches the published figure behind the colon, after
+  as many env steps and in the mode of acting that `benchmarks/scores/trials.py` names. **Within the standard error**:
+  the mean plus its standard error over the seeds does; a large deviation may hide a seed that learned nothing.
 - **Published** figures stand below ours, with a link to where they were found. They come from other machines and
   hours, often with an older version of the environment, tuned hyperparameters, or the best of several models. They tell
   what a good return is, not who is faster: for that, [performance.md](performance.md) lets peers run side by side.
@@ -103,11 +104,12 @@ def _linked(one: Published) -> str:
 
 
 def _verdict(trial: Trial, mode: str, found: Summary) -> str:
-    """Return whether mean plus standard error reach the goal; empty without a goal of this mode."""
+    """Return whether the mean, or mean plus standard error, reaches the goal; empty without a goal of this mode."""
     if trial.goal is None or mode != trial.mode or found.mean is None:
         return ""
     error = (found.deviation or 0.0) / math.sqrt(found.seeds)
-    return f"; {'reached' if found.mean + error >= trial.goal else 'missed'}: {trial.goal:,g}"
+    within = "within the standard error" if found.mean + error >= trial.goal else "missed"
+    return f"; {'reached' if found.mean >= trial.goal else within}: {trial.goal:,g}"
 
 
 def _own(found: Summary) -> str:
