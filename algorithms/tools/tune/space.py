@@ -140,14 +140,22 @@ def require_effect(space: Space, config: Config, source: str) -> None:
             raise UsageError(f"{source}: {lines[0]}")
 
 
+def refused(space: Space, preset: Config) -> list[tuple[str, object]]:
+    """Return flag and value of all choices that a start would refuse beside the values of trial 0."""
+    first = _drawn(words_of_preset(space, preset.to_flat()), space, preset)
+    choices = [(name, value) for name, one in space.items() if not isinstance(one, Range) for value in one]
+    fitted = (_fitted({**first, name: value}, preset, math.inf) for name, value in choices)
+    return [choice for choice, values in zip(choices, fitted, strict=True) if not is_accepted(values, preset)]
+
+
 def _without_refused(content: Mapping[str, object], preset: Config) -> dict[str, object]:
-    """Return a space without the choices that a start beside the preset would refuse, and flags with one left."""
-    space = parse_space(content, preset.table, "the built-in space") if content else {}
-    first, left = _drawn(words_of_preset(space, preset.to_flat()), space, preset), dict[str, object]()
+    """Return a space without the choices that a start would refuse, and without flags with one choice left."""
+    space, left = parse_space(content, preset.table, "the built-in space") if content else {}, dict[str, object]()
+    out = refused(space, preset)
     for name, one in space.items():
         if isinstance(one, Range):
             left[name] = content[name]
-        elif len(kept := [x for x in one if is_accepted(_fitted({**first, name: x}, preset, math.inf), preset)]) > 1:
+        elif len(kept := [value for value in one if (name, value) not in out]) > 1:
             left[name] = {"choices": kept}
     return left
 

@@ -29,6 +29,7 @@ from appo.algorithms.tools.tune.space import (
     built_in,
     differences,
     parse_space,
+    refused,
     require_effect,
     values_of,
     words_of_preset,
@@ -157,6 +158,8 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
             raise UsageError(f"{source}: {name} is fixed by --{name}={words_of(given[name])}")
     if config.space:
         require_effect(space, of_runs, source)
+        for name, value in refused(space, of_runs):
+            say(f"{source}: a start refuses {name}={words_of(value)} beside trial 0, whose values then take its place")
     settings = Settings(asked, shared, preset.to_flat(), content)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
     try:

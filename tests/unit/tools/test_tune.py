@@ -16,6 +16,7 @@ from appo.algorithms.tools.tune.space import (
     built_in,
     differences,
     parse_space,
+    refused,
     require_effect,
     values_of,
     words_of_preset,
@@ -134,6 +135,11 @@ def test_values_that_no_start_takes_together_give_way_to_those_of_the_first_tria
     words = {"gamma": "0.9", "microbatch_size": "128", "batch_size": "64"}
     fitted = {"gamma": 0.9, "microbatch_size": 0, "batch_size": 64}
     assert values_of(words, space, preset, math.inf) == fitted
+
+
+def test_choices_that_a_start_refuses_beside_the_first_trial_are_found(preset: Config) -> None:
+    space = {"learning_rate": Range(0.01, 0.1, True), "microbatch_size": (0, 128, 77), "ppo_epochs": (1, 2)}
+    assert refused(space, preset) == [("microbatch_size", 77)]
 
 
 def test_a_preset_outside_of_the_space_moves_to_its_nearest_value(preset: Config) -> None:
