@@ -92,7 +92,9 @@ def started(directory: Path, **flags: object) -> Iterator[tuple["subprocess.Pope
 class TestRay:
     pytestmark = needs_ray
 
-    @pytest.mark.parametrize("flags", [{}, {"ray_compression": "lz4"}, {"algo": "APEX", "batch_size": 32}])
+    @pytest.mark.parametrize(
+        "flags", [{}, {"ray_compression": "lz4"}, {"algo": "APEX", "batch_size": 32, "learning_starts": 1000}]
+    )
     def test_machines_play_for_the_head(self, tmp_path: Path, flags: dict[str, object]) -> None:
         run = train(tmp_path / "run", **{**FLAGS, **flags}, train_for_env_steps=6_000)
         assert ACTS in run.stderr

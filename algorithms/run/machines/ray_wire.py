@@ -326,9 +326,9 @@ def connect(cluster: Cluster, modules: list[str]) -> Any:
         )
     except ConnectionError as error:
         hint = "start one by `ray start --head`, or try --ray=local:2"  # Ray names a flag that appo lacks
-        why = f"no cluster is on this machine: {hint}" if cluster.address == "auto" else cause_of(error)
+        why = f"no cluster answers: {hint}" if cluster.address == "auto" else cause_of(error)
         raise UsageError(f"--ray={cluster.address}: {why}") from None
-    except Exception as error:  #  RuntimeError, ValueError and Ray's own
+    except Exception as error:  # RuntimeError, ValueError and Ray's own
         raise UsageError(f"--ray={cluster.address}: {cause_of(error)}") from None
     return ray
 

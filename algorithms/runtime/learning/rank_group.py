@@ -86,7 +86,7 @@ class RankGroup:
         self.rank, self.device = rank, device
         self.store = client_of(rank, "learners")
         if rank.number == 0:  # an earlier learner may have died between the end of the run and its last save
-            self.store.delete_key("end")
+            self._ask(lambda: self.store.delete_key("end"))
         self.over = False
         self._epoch, self._members = 0, tuple[int, ...]()  # of the last epoch with this learner
         self._whom = set[str]()  # the same with pids

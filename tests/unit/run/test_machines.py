@@ -160,7 +160,7 @@ def test_auto_without_a_cluster_says_how_to_start_one(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(UsageError, match=r"^--ray=auto: no cluster is on this machine: start one by `ray start"):
+    with pytest.raises(UsageError, match=r"^--ray=auto: no cluster answers: start one by `ray start"):
         connect(Cluster("auto"), [])
 
 
