@@ -162,7 +162,7 @@ class Best(NamedTuple):
 # docs/ppo.md has five seeds of PPO. Against APPO: -80.8 for Acrobot (docs/results.md), 1,279 for HalfCheetah (one seed
 # after as many steps). LunarLander: APPO returns 269 with its default preset, but needs 3 M steps. Pendulum: -229 after
 # 100,000 steps. One seed each: Walker2d 988, and 1,052 with the recipe for PPO and APPO's batches; Reacher -4.34.
-# Swimmer: 32 (three seeds).
+# Swimmer, three seeds: PPO 357, 229 and 162, APPO 26, 44 and 27.
 OF_PPO = {"Acrobot": Best("PPO", -74.5, 1_000_000), "HalfCheetah": Best("PPO", 5640.0, 1_000_000)}
 EVERYWHERE = OF_PPO | {"Pendulum": Best("SAC", -161.9, 20_000)}
 BEST: Mapping[str, Mapping[str, Best]] = {
@@ -172,7 +172,7 @@ BEST: Mapping[str, Mapping[str, Best]] = {
         "CartPole": Best("PPO", 500.0, 100_000),
         "LunarLander": Best("PPO", 256.7, 1_000_000),
         "Reacher": Best("PPO", -3.88, 1_000_000),
-        "Swimmer": Best("PPO", 358.0, 1_000_000),
+        "Swimmer": Best("PPO", 249.5, 1_000_000),
         "Walker2d": Best("PPO", 4848.0, 1_000_000),
     },
 }
