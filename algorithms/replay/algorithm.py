@@ -14,7 +14,7 @@ from appo.algorithms.replay.config import ReplayConfig
 from appo.algorithms.runtime.algorithm import Algorithm, Context, companion
 from appo.algorithms.runtime.roles import LEARNER, Role
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import RunFolder
+from appo.utils.run_folder import RunFolder, rename_own
 
 if TYPE_CHECKING:
     from appo.algorithms.models.actor_critic import ActingNetwork
@@ -179,7 +179,7 @@ class ReplayAlgorithm(FlatAlgorithm):
         folder, shards = RunFolder(directory), dict(topology.apart).get(REPLAY, 0)
         numbers = range(shards) if shards > 1 else [None]
         if shards < 2 and folder.replays() == [former := folder.replay(0, 0)]:  # its name in older runs
-            former.rename(folder.replay(0))
+            rename_own(former, folder.replay(0).name)
         mine = {folder.replay(policy, shard) for policy in range(topology.num_policies) for shard in numbers}
         saved = set(folder.replays())
         if flags.save_replay and mine <= saved:
