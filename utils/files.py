@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
@@ -73,7 +74,7 @@ def _load_json(text: str) -> object:
     return json.loads(text, object_pairs_hook=_distinct)
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
         raise ValueError(f"{shown(twice[0])} is there twice")
     return dict(pairs)
@@ -86,6 +87,13 @@ def _load_yaml(text: str) -> object:
             if isinstance(event, yaml.AliasEvent):  # a few bytes of aliases of aliases stand for endless values
                 line = event.start_mark.line + 1
                 raise _NoSettings(f"line {line} has the alias *{shown(event.anchor)}: write out what it stands for")
+        nodes = [yaml.compose(text, yaml.SafeLoader)]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, yaml.MappingNode):
+                nodes += _distinct([(str(key.value), value) for key, value in node.value]).values()
+            elif isinstance(node, yaml.SequenceNode):
+                nodes += node.value
         value: object = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None

@@ -51,10 +51,18 @@ def test_aliases_are_refused(tmp_path: Path, text: str, said: str, name: str) ->
     assert time.monotonic() - began < AT_ONCE
 
 
-def test_a_name_twice_in_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"learning": {"gamma": 0.9, "gamma": 0.99}}')
-    with pytest.raises(UsageError, match=r"x\.json is damaged: gamma is there twice$"):
-        read_mapping(tmp_path / "x.json")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.json", '{"learning": {"gamma": 0.9, "gamma": 0.99}}'),
+        ("x.yaml", "gamma: 0.9\nrollout: 8\ngamma: 0.99"),
+        ("x.yaml", "learning: [{gamma: 0.9, rollout: 8, gamma: 0.99}]"),
+    ],
+)
+def test_a_name_twice_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=rf"{name} is damaged: gamma is there twice$"):
+        read_mapping(tmp_path / name)
 
 
 def test_anchors_alone_and_merged_mappings_are_read(tmp_path: Path) -> None:
