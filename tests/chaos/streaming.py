@@ -162,6 +162,7 @@ class Replay:
         flat = config.algorithm.make_model(context)
         self.table: Table = flat.table
         self.learner = config.algorithm.make_learner(context, flat, Device())
+        self.config: PPOConfig = config.learning
         self.reached: dict[int, Point] = {}
         self.adopted = 0
         self.whole: list[list[Batch]] = []
@@ -173,6 +174,7 @@ class Replay:
         """Do what a learner did in its life, with that much as it said."""
         if not self.reached:
             self._begin(LearnerState(life[0].arrays, life[0].plain), 0)
+        self.learner.configure(self.config)  # each learner compares its first step with torch, which rounds otherwise
         for said in life[1:]:
             match said.word:
                 case "restores":
@@ -183,7 +185,8 @@ class Replay:
                 case "updates":
                     self.learner.updates = said.plain["updates"]
                 case "configures":
-                    self.learner.configure(PPOConfig(**said.plain))
+                    self.config = PPOConfig(**said.plain)
+                    self.learner.configure(self.config)
                 case "learns":
                     self._learn(said)
         self._break_off()
