@@ -19,6 +19,7 @@ from appo.utils.run_folder import parse_mapping
 from appo.utils.values import shown
 
 SETTINGS_BYTES = 1 << 18
+DEEPEST = 64  # lists and mappings within each other in a YAML file
 """Largest file of settings; YAML is read at some hundred kB a second."""
 
 
@@ -82,19 +83,24 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _load_yaml(text: str) -> object:
     yaml = importlib.import_module("yaml")
+    loader, depth = yaml.SafeLoader(text), 0
     try:
         for event in yaml.parse(text, yaml.SafeLoader):
+            line = event.start_mark.line + 1
             if isinstance(event, yaml.AliasEvent):  # a few bytes of aliases of aliases stand for endless values
-                line = event.start_mark.line + 1
                 raise _NoSettings(f"line {line} has the alias *{shown(event.anchor)}: write out what it stands for")
-        nodes = [yaml.compose(text, yaml.SafeLoader)]
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:  # the time to read it grows with the square of the depth
+                raise _NoSettings(f"line {line} is nested more than {DEEPEST} times, no settings are")
+        nodes = [root := loader.get_single_node()]
         while nodes:
             node = nodes.pop()
             if isinstance(node, yaml.MappingNode):
-                nodes += _distinct([(str(key.value), value) for key, value in node.value]).values()
+                named = [(key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+                nodes += _distinct(named).values()
             elif isinstance(node, yaml.SequenceNode):
                 nodes += node.value
-        value: object = yaml.safe_load(text)
+        value: object = None if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     return value

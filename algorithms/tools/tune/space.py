@@ -132,7 +132,7 @@ def require_effect(space: Space, config: Config, source: str) -> None:
             raise UsageError(f"{source}: {name} has one value, so nothing to search: give --{name} to all runs")
         if config.alone and name in parts["logging"] | parts["output"]:  # a population reads the averages
             raise UsageError(f"{source}: {name} has no effect: it is for reports, and changes no return")
-        if name.startswith("save_"):
+        if name.startswith(("save_", "keep_")):
             raise UsageError(f"{source}: {name} has no effect: it is for files, and changes no return")
         conditions = set(re.findall(r"\w+", config.table.flags[name].needs)) & space.keys()
         values = product(*(one[:2] if isinstance(one := space[other], Range) else one for other in conditions))

@@ -65,6 +65,14 @@ def test_a_name_twice_is_refused(tmp_path: Path, name: str, content: str) -> Non
         read_mapping(tmp_path / name)
 
 
+def test_deep_yaml_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("gamma:\n  " + "[" * 60_000)
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"x\.yaml: line 2 is nested more than 64 times, no settings are$"):
+        read_mapping(tmp_path / "x.yaml")
+    assert time.monotonic() - began < AT_ONCE
+
+
 def test_anchors_alone_and_merged_mappings_are_read(tmp_path: Path) -> None:
     (path := tmp_path / "x.yaml").write_text(
         "env: &e CartPole-v1\nlearning:\n  <<: {gamma: 0.5}\n  rollout: 8\nb: '*e'"
