@@ -200,12 +200,12 @@ def test_bounds_far_away_tiny_and_missing_are_learned_within_a_twentieth(tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("algo", "share", "seeds"), [("APPO", 0.95, 1), ("PPO", 0.95, 1), ("APEX", 0.85, 4), ("A3C", 0.95, 1)]
+    ("algo", "share", "seeds"), [("APPO", 0.95, 1), ("PPO", 0.95, 1), ("APEX", 0.9, 4), ("A3C", 0.95, 1)]
 )
 def test_bins_are_learned(tmp_path: Path, algo: str, share: float, seeds: int) -> None:
     """By defaults alone; small differences of large values are slow to learn.
 
-    Eight seeds of Ape-X had 0.85 to 0.97 of the best return; four of them 0.93, the others 0.898 in the mean.
+    Four seeds of Ape-X had 0.88 to 0.98 of the best return, 0.92 and 0.93 in the mean; once, beside other work, 0.898.
     """
     env_kwargs = json.dumps({"numbers": [0, 1], "nested": True, "chooses": True})
     flags = {"algo": algo, "env": ENV, "env_kwargs": env_kwargs, "continuous_as_bins": 21}
