@@ -63,6 +63,11 @@ RECEIVERS = {
 }
 """Name in the code of a receiver in `messages.py` -> words of the page; main receives all other messages."""
 
+WITH_TRAINING = {
+    **dict.fromkeys(("doctor", "tune"), ("Also all flags of `appo train`.",)),
+    "launch": ("Also all flags of `appo train`, after `--`.",),
+}
+"""Commands that also take the flags of `appo train` -> the sentence of the page."""
 BY_DISPLAY = ("no_render",)  # its default depends on the machine
 
 
@@ -87,7 +92,7 @@ def flags_page() -> str:
         else:
             parts += [f"### {title}", _table(flags)]
     for name, flags in flags_of_tools().items():
-        parts += [f"## appo {name}", _table(flags)]
+        parts += [f"## appo {name}", *WITH_TRAINING.get(name, ()), _table(flags)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -51,7 +51,7 @@ class EvaluationConfig:
     deterministic: bool = flag(False, "take the most probable action instead of sampling one")
     epsilon: float = flag(
         0.0,
-        "with --algo=APEX: probability of a random action, unless deterministic; 0 = the best one always",
+        "with --algo=APEX and PQN: probability of a random action, unless deterministic; 0 = the best one always",
         minimum=0,
         maximum=1,
     )

@@ -346,7 +346,7 @@ class LoggingConfig:
     )
     max_metrics_mb: int = flag(
         64,
-        "MiB that metrics.jsonl may have, and four times as many as TensorBoard's files of a policy may have: of larger"
+        "MiB that metrics.jsonl may have; TensorBoard's files of a policy may have a quarter of this: of larger"
         " ones about every second old record is left out, so that the others are even in time",
         minimum=1,
         maximum=2**40,
