@@ -89,7 +89,7 @@ class EnvConfig:
         " is only shifted; numbers without bounds stay as they are; off = the units of the environment",
         choices=("auto", "off"),
         fixed_on_resume=True,
-        needs="numbers",
+        needs="bounded",
     )
     action_distribution: str = flag(
         "gaussian",
@@ -97,7 +97,7 @@ class EnvConfig:
         " between them (needs action_scaling=auto)",
         choices=("gaussian", "tanh_gaussian"),
         fixed_on_resume=True,
-        needs="numbers",
+        needs="between",
     )
     continuous_as_bins: int | None = flag(
         None,
@@ -156,6 +156,10 @@ class EnvConfig:
             raise UsageError(
                 "--action_distribution=tanh_gaussian fills [-1, 1] and no more: it needs --action_scaling=auto, which"
                 " maps that to the bounds"
+            )
+        if self.action_distribution == "tanh_gaussian" and not self.clip_actions:
+            raise UsageError(
+                "--action_distribution=tanh_gaussian draws numbers between two bounds: without --clip_actions=False"
             )
         if self.continuous_as_bins and (self.action_distribution == "tanh_gaussian" or not self.clip_actions):
             other = "--clip_actions=False" if not self.clip_actions else "--action_distribution=tanh_gaussian"

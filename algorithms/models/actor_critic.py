@@ -369,12 +369,11 @@ class TowerActorCritic(ActorCritic):
 
 
 def _scaling(config: ModelConfig, key: str, spec: ObservationSpec) -> InputScaling:
-    is_main, is_image = key == SINGLE_KEY, spec.dtype == "uint8" and len(spec.shape) == 3
+    is_main = key == SINGLE_KEY
     scale = config.obs_scale if is_main else None
-    normalized = spec.dtype.startswith("float") or (is_image and config.normalize_images)
     return InputScaling(
         spec.shape,
         subtract_mean=config.obs_subtract_mean if is_main else 0.0,
         scale=scale or (float(spec.high) if spec.dtype == "uint8" else 1.0),
-        running=config.normalize_input and normalized,
+        running=config.normalizes(spec),
     )

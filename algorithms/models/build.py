@@ -31,7 +31,7 @@ from appo.utils.system import machine
 
 Shape = tuple[int, ...]
 
-POLICY_OUTPUT_GAIN = 0.01
+OUTPUT_GAIN = 0.01
 AS_DRAWN = "torch_default"
 """The `--policy_initialization` that keeps weights and biases as torch draws them."""
 
@@ -67,7 +67,8 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
     model = TowerActorCritic(env_spec, config, actor, critic, policy_head_of(config, env_spec, actor.output_size))
     initialize_policy_head(config, model.policy_head)
     if config.policy_initialization != AS_DRAWN:
-        _draw(config, model.value_head.weight, config.policy_init_gain)
+        # Values of size 1 would hide small rewards: targets and their statistics would consist of the critic's noise.
+        _draw(config, model.value_head.weight, OUTPUT_GAIN)
         nn.init.zeros_(model.value_head.bias)
     if config.use_spectral_norm:
         _normalize_spectrally(config, model)
@@ -173,7 +174,7 @@ def initialize_policy_head(config: ModelConfig, head: PolicyHead) -> None:
         return
     # A small last layer makes all actions about equally likely (gaussian: means near 0) whatever the features are, so
     # that exploration starts unbiased and the first updates do not undo chance (https://arxiv.org/abs/2006.05990, 3.2).
-    _draw(config, head.linear.weight, POLICY_OUTPUT_GAIN)
+    _draw(config, head.linear.weight, OUTPUT_GAIN)
     head.initialize_biases()
 
 

@@ -140,7 +140,11 @@ class ModelConfig:
         needs="reals",
     )
     initial_stddev: float = flag(
-        1.0, "standard deviation of continuous actions at the start", minimum=1e-6, needs="reals"
+        1.0,
+        "standard deviation of continuous actions at the start; exp(-5) and exp(2) are the limits of any deviation",
+        minimum=0.0068,
+        maximum=7.38,
+        needs="reals",
     )
     use_spectral_norm: bool = flag(
         False,
@@ -165,14 +169,20 @@ class ModelConfig:
         needs="normalize_input images",
     )
     obs_subtract_mean: float = flag(
-        0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True
+        0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True, needs="main"
     )
     obs_scale: float | None = flag(
         None,
         "constant the main observation is divided by after the subtraction; none = the largest value of bytes, else 1",
         minimum=1e-12,
         fixed_on_resume=True,
+        needs="main",
     )
+
+    def normalizes(self, spec: ObservationSpec) -> bool:
+        """Return whether running statistics normalize an observation."""
+        is_image = spec.dtype == "uint8" and len(spec.shape) == 3
+        return self.normalize_input and (spec.dtype.startswith("float") or (is_image and self.normalize_images))
 
 
 def check_size(config: ModelConfig) -> None:

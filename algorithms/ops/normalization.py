@@ -14,7 +14,7 @@ from torch import Tensor
 from appo.algorithms.ops.checks import require_shape
 
 VARIANCE_EPS = 1e-5
-"""Added to a variance: a feature that never changed must not turn its first change into infinity."""
+"""Added to a variance of returns or advantages: one that never changed must not turn its first change into infinity."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +70,13 @@ def merge(moments: Moments, others: Moments) -> Moments:
     )
 
 
-def std(moments: Moments, eps: float = VARIANCE_EPS) -> Tensor:
+def std(moments: Moments, eps: float | Tensor = VARIANCE_EPS) -> Tensor:
     """Standard deviation, [*] float32, as sqrt(variance + eps); 1 while nothing has been seen."""
     variance = moments.m2 / moments.count.clamp(min=1)
     return (variance + eps).sqrt().masked_fill(moments.count == 0, 1.0).to(torch.float32)
 
 
-def inv_std(moments: Moments, eps: float = VARIANCE_EPS) -> Tensor:
+def inv_std(moments: Moments, eps: float | Tensor = VARIANCE_EPS) -> Tensor:
     """Reciprocal of `std`, [*] float32: normalizing multiplies, which is cheaper than dividing."""
     return std(moments, eps).reciprocal()
 

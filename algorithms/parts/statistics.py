@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
-from appo.algorithms.ops.normalization import VARIANCE_EPS, Moments, inv_std, merge, merge_batch, std
+from appo.algorithms.ops.normalization import Moments, inv_std, merge, merge_batch, std
 from appo.algorithms.parts.pooling import Ranks, pool_moments
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import Vector
@@ -23,6 +23,10 @@ IMAGES_PER_BATCH = 64
 # Added to the variance of a pixel, whose range is 1. Most pixels hardly ever change; divided by their own deviation,
 # a ball that passes, or a black frame, would be all the network sees.
 IMAGE_VARIANCE = 1 / 100
+
+# Added to the variance of a number: metres in a task of micrometres are normalized, the rounding errors of a simulator
+# are not. The clip limits a number that changes for the first time.
+NUMBER_VARIANCE = 1e-12
 
 
 STATISTICS = "statistics"
@@ -155,8 +159,11 @@ class RunningStatistics:
     def _set_buffers(self) -> None:
         for key, moments in self.observation.items():
             scale = self.model.scaling_of(key).scale  # what is added to the variance is meant for scaled observations
-            eps = IMAGE_VARIANCE if moments.mean.dim() == 3 else VARIANCE_EPS
-            self.model.set_observation_statistics(key, moments.mean.float(), inv_std(moments, eps * scale**2))
+            mean = moments.mean.float()
+            least = (IMAGE_VARIANCE if mean.dim() == 3 else NUMBER_VARIANCE) * scale**2
+            # Nor are the last digits of a float32 far from 0.
+            rounding = (moments.mean * torch.finfo(mean.dtype).eps).square()
+            self.model.set_observation_statistics(key, mean, inv_std(moments, least + rounding))
         if self.normalize_returns:
             assert isinstance(self.model, ActorCritic)
             mean = self.returns.mean.float()

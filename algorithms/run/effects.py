@@ -1,25 +1,31 @@
 """Given flags that have no effect; known once the environment exists."""
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
 from appo.algorithms.models.config import MLP_RESIDUAL, MLPS, ModelConfig, encoder_names
 from appo.algorithms.run.algorithms import ALGORITHMS
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
-from appo.envs.spec import MASK_KEY, EnvSpec
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, EnvSpec
 
 FEATURES = {
     "activations": f"encoders other than {MLP_RESIDUAL}",
     "actors": "algorithms that play environments",
     "agents": "environments of several agents",
     "alone": "environments of one agent",
+    "between": "actions between two finite bounds",
+    "bounded": "actions with a finite bound",
     "central": "--inference=central",
     "critic": "networks with a critic",
+    "fresh": "algorithms that learn from new trajectories alone",
     "images": "environments that show images",
+    "main": "environments with a single observation, not normalized by --normalize_input",
     "memory": "networks with a memory",
     "numbers": "actions that are numbers",
     "processes": "runs with processes, not --inference=serial",
     "reals": "actions that are drawn as numbers",
+    "rounds": "algorithms that learn from batches of several actors",
     "returns": "algorithms that estimate returns",
     "track=*wandb*": "--track=wandb",
     "vectors": "environments that show numbers",
@@ -29,7 +35,8 @@ FEATURES = {
 
 def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: bool) -> dict[str, object]:
     """Return the values that decide whether flags have an effect: all flags, and each feature as on or off."""
-    algorithm = config.algorithm
+    algorithm, action = config.algorithm, spec.action
+    bounds = list(zip(action.low or (), action.high or (), strict=True))
     inputs = {key: observation for key, observation in spec.observations.items() if key != MASK_KEY}
     encoders = set(encoder_names(ModelConfig() if config.model.encoder_custom else config.model, inputs).values())
     features: dict[str, object] = {
@@ -37,13 +44,18 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
         "actors": algorithm.needs_actors,
         "agents": spec.num_agents > 1,
         "alone": spec.num_agents == 1,
+        "between": any(isfinite(low) and isfinite(high) for low, high in bounds),
+        "bounded": any(isfinite(low) or isfinite(high) for low, high in bounds),
         "central": placement == "central",
         "critic": algorithm.values == "critic",
+        "fresh": algorithm.needs_actors and not algorithm.replays,
         "images": bool(encoders - MLPS),
+        "main": SINGLE_KEY in inputs and not config.model.normalizes(inputs[SINGLE_KEY]),
         "memory": remembers,
-        "numbers": any(part.is_real or part.kind == "bins" for part in spec.action.parts),
+        "numbers": any(part.is_real or part.kind == "bins" for part in action.parts),
         "processes": placement != "serial",
-        "reals": any(spec.action.is_real),
+        "reals": any(action.is_real),
+        "rounds": algorithm.needs_actors and not algorithm.whole_rollouts,
         "returns": algorithm.learns_from_rewards,
         "vectors": bool(encoders & MLPS),
     }

@@ -44,8 +44,10 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
         resumed: plain state of every policy, {} for a new policy; the policy with most env steps counts.
     """
     shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
-    if numbers and not shares:
-        values = ", ".join(f"{name} stays {value:g}" for name, value in numbers.items())
+    beta = getattr(learning, "priority_beta", None)
+    rising = {} if beta == getattr(learning, "priority_beta_final", None) else {"priority_beta": beta}
+    if (kept := numbers | rising) and not shares:
+        values = ", ".join(f"{name} stays {value:g}" for name, value in kept.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)
     elif numbers and any(resumed):
         limit = max(shares, key=shares.__getitem__)

@@ -190,21 +190,24 @@ class SamplingConfig:
     )
     num_policies: int = flag(1, "policies trained together", minimum=1, maximum=63, fixed_on_resume=True)
     max_policy_lag: int = flag(
-        100, "trajectories whose oldest step was acted this many updates ago, or more, are discarded", minimum=1
+        100,
+        "trajectories whose oldest step was acted this many updates ago, or more, are discarded",
+        minimum=1,
+        needs="fresh",
     )
     min_traj_buffers_per_worker: int = flag(
         2,
         "trajectories that every env of an actor has room for at least; where sampling stops while training, it has"
         " room for what a batch needs",
         minimum=1,
-        needs="actors",
+        needs="rounds",
     )
     num_minibatches_to_accumulate: int | None = flag(
         None,
         "minibatches that may wait for the learner before sampling pauses; none = num_batches_per_iteration, -1 = twice"
         " as many, 0 = none may: where a single policy plays, sampling stops while training",
         minimum=-1,
-        needs="actors",
+        needs="rounds",
     )
     lockstep: bool = flag(
         False,

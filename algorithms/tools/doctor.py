@@ -73,6 +73,7 @@ LARGE_NUMBER, SMALL_NUMBER = 20.0, 0.05
 FAR, WIDEST, NARROWEST, WIDEST_MAPPED = 0.5, 10.0, 0.3, 1e4
 MANY_NUMBERS = 10_000  # of an observation without a convolution
 LARGE_REWARD, SMALL_REWARD, RARE_REWARD = 1e3, 1e-3, 1e4
+HUGE_REWARD, TINY_REWARD = 1e6, 1e-4  # where the first values of a critic, near 0.01, hide returns, or vanish in them
 State = Literal["ok", "note", "bad"]
 KINDS = {
     "categorical": "choices",
@@ -338,11 +339,14 @@ def _rewards(exam: Examination, config: Config) -> Finding:
         limit = float(f"{10 * usual:.1g}")
         text = f"{sizes}: the rare ones hide all others: --reward_clip={limit:g}"
         return Finding("rewards", "note", text, {"reward_clip": limit})
-    if getattr(config.learning, "normalize_returns", False):
+    normalized = getattr(config.learning, "normalize_returns", False)
+    early = normalized and not config.algorithm.synchronous  # units follow the first update, not the first iteration
+    least, most = (TINY_REWARD, HUGE_REWARD) if early else (SMALL_REWARD, LARGE_REWARD)
+    if normalized and least <= largest <= most:
         return Finding("rewards", "ok", f"{sizes}; returns are normalized")
-    if SMALL_REWARD <= largest <= LARGE_REWARD:
+    if least <= largest <= most:
         return Finding("rewards", "ok", f"{sizes}; as they are")
-    if "normalize_returns" in flags:
+    if "normalize_returns" in flags and not normalized:
         text = f"{sizes}: a critic predicts numbers near 1: --normalize_returns=True"
         return Finding("rewards", "note", text, {"normalize_returns": True})
     factor = float(f"{scale / usual:.1g}")

@@ -170,7 +170,7 @@ class Own(APPO):
 
 
 NUMBERS, PICTURE = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0, 255, (40, 40, 3), np.uint8)
-CHOICES, REALS = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))
+CHOICES, REALS, UNBOUNDED = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-np.inf, np.inf, (2,))
 TWO = ("--num_policies=2", "--per_policy")
 PROCESSES = "it is for runs with processes, not --inference=serial"
 
@@ -205,7 +205,26 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         ]),
         (["--initial_stddev=2", "--clip_actions=False"], NUMBERS, REALS, []),
         (["--action_distribution=tanh_gaussian"], NUMBERS, CHOICES, [
-            "--action_distribution has no effect: it is for actions that are numbers"
+            "--action_distribution has no effect: it is for actions between two finite bounds"
+        ]),
+        (["--action_distribution=tanh_gaussian", "--action_scaling=auto"], NUMBERS, UNBOUNDED, [
+            "--action_distribution has no effect: it is for actions between two finite bounds",
+            "--action_scaling has no effect: it is for actions with a finite bound",
+        ]),
+        (["--action_distribution=tanh_gaussian", "--action_scaling=auto"], NUMBERS, REALS, []),
+        (["--obs_scale=2", "--normalize_input=True"], NUMBERS, CHOICES, [
+            "--obs_scale has no effect: it is for environments with a single observation, not normalized by"
+            " --normalize_input"
+        ]),
+        (["--obs_scale=2", "--obs_subtract_mean=1", "--normalize_input=False"], NUMBERS, CHOICES, []),
+        (["--algo=APEX", "--max_policy_lag=3"], NUMBERS, CHOICES, [
+            "--max_policy_lag has no effect: it is for algorithms that learn from new trajectories alone"
+        ]),
+        (["--algo=A3C", "--num_minibatches_to_accumulate=7", "--min_traj_buffers_per_worker=9"], NUMBERS, CHOICES, [
+            "--min_traj_buffers_per_worker has no effect: it is for algorithms that learn from batches of several"
+            " actors",
+            "--num_minibatches_to_accumulate has no effect: it is for algorithms that learn from batches of several"
+            " actors",
         ]),
         (["--pbt_mutation_rate=0.5"], NUMBERS, CHOICES, ["--pbt_mutation_rate has no effect: it is for --with_pbt"]),
         (["--pbt_mutation_rate=0.5", "--with_pbt", "--num_policies=2"], NUMBERS, CHOICES, []),

@@ -41,8 +41,9 @@ class LostLives:
 
     def end(self, row: StepRow, valid: Array) -> None:
         """Mark `valid` rows [R] that lost a life as terminated; a truncated row stays truncated."""
+        ended = row.terminated | row.truncated | ~valid
         row.terminated |= (self.now < self._before) & valid & ~row.truncated
-        self._before[:] = self.now
+        self._before[:] = np.where(ended, 0, self.now)  # the next game may begin with fewer lives
 
 
 FLUSH_SECONDS = 0.2

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from appo.algorithms.models import encoders
 from appo.algorithms.models.actor_critic import model_inputs
-from appo.algorithms.models.build import POLICY_OUTPUT_GAIN, build_model, build_tower, count_weights, describe
+from appo.algorithms.models.build import OUTPUT_GAIN, build_model, build_tower, count_weights, describe
 from appo.algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec, ObservationSpec
@@ -164,8 +164,8 @@ def test_orthogonal_initialization(observation_spec: ObservationSpec, shared: bo
     towers = [model.actor] if shared else [model.actor, model.critic]
     layers = [layer for t in towers for layer in t.encoder.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     assert layers
-    assert all(is_orthogonal(layer.weight, gain) for layer in [*layers, model.value_head])
-    assert is_orthogonal(model.policy_head.linear.weight, POLICY_OUTPUT_GAIN)
+    assert all(is_orthogonal(layer.weight, gain) for layer in layers)
+    assert all(is_orthogonal(head.weight, OUTPUT_GAIN) for head in (model.policy_head.linear, model.value_head))
     for tower in towers:
         gates = [gate for n, p in tower.core.rnn.named_parameters() if "weight" in n for gate in p.split(8)]
         assert len(gates) == 6

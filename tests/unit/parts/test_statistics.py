@@ -5,8 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from appo.algorithms.ops.normalization import VARIANCE_EPS
-from appo.algorithms.parts.statistics import IMAGE_VARIANCE, IMAGES_PER_BATCH, RETURN_MEMORY_SAMPLES, RunningStatistics
+from appo.algorithms.parts.statistics import (
+    IMAGE_VARIANCE,
+    IMAGES_PER_BATCH,
+    NUMBER_VARIANCE,
+    RETURN_MEMORY_SAMPLES,
+    RunningStatistics,
+)
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ObservationSpec
 from tests.unit.appo.batches import COLUMNS, ROLLOUT, batch_of, clone, learn, learner_of
@@ -41,8 +46,21 @@ def test_observations_are_counted_once_and_only_where_valid() -> None:
     assert torch.allclose(moments.mean, seen.mean(0))
     assert torch.allclose(moments.m2 / moments.count, seen.var(0, correction=0))
     assert torch.allclose(buffer(statistics, "mean"), seen.mean(0).float())
-    expected = (seen.var(0, correction=0) + VARIANCE_EPS).rsqrt().float()
+    expected = (seen.var(0, correction=0) + NUMBER_VARIANCE).rsqrt().float()
     assert torch.allclose(buffer(statistics, "inv_std"), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mean", "size", "deviation"), [(0.0, 1e-4, 1.0), (0.0, 1e-9, 0.0), (1.0, 1e-3, 1.0), (1e6, 0.01, 0.0)]
+)
+def test_small_numbers_are_normalized_and_rounding_errors_are_not(mean: float, size: float, deviation: float) -> None:
+    statistics = statistics_of()
+    batch = batch_of(statistics.model)
+    noise = torch.randn(batch.obs["obs"].shape, generator=torch.Generator().manual_seed(1))
+    batch = replace(batch, obs={"obs": mean + size * noise})
+    statistics.update(batch, targets_of(batch, 0.0))
+    scaled = statistics.model.scalings[0](batch.obs["obs"][:-1][batch.valid])
+    assert torch.allclose(scaled.std(0, correction=0), torch.tensor(deviation), atol=0.1)
 
 
 def test_only_float_observations_are_normalized() -> None:

@@ -105,6 +105,10 @@ def test_a_schedule_without_a_budget_stays_and_says_so(caplog: pytest.LogCapture
     line = "linear schedules need --train_for_env_steps or --train_for_seconds; without a budget"
     for resumed in ({}, {"env_steps": 10}):
         assert logged(caplog, config, resumed) == [(logging.WARNING, f"{line} exploration_loss_coeff stays 0.01")]
+    config = flags("--algo=APEX", "--priority_beta_final=1", env="toy/Counter-v0")
+    assert logged(caplog, config, {}) == [(logging.WARNING, f"{line} priority_beta stays 0.4")]
+    config = flags("--algo=APEX", "--priority_beta_final=1", "--train_for_env_steps=1000", env="toy/Counter-v0")
+    assert logged(caplog, config, {}) == []
 
 
 def test_a_run_that_repeats_follows_no_clock() -> None:

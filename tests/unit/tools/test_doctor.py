@@ -283,6 +283,18 @@ def test_what_fits_is_fine() -> None:
             "a critic predicts numbers near 1: --reward_scale=50000",
             {"reward_scale": 5e4},
         ),
+        (
+            {"largest_reward": 5e-5, "usual_reward": 2e-5},  # returns are normalized, yet later than the first update
+            "rewards",
+            "a critic predicts numbers near 1: --reward_scale=50000",
+            {"reward_scale": 5e4},
+        ),
+        (
+            {"largest_reward": 5e4, "usual_reward": 5e4, "algo": "PPO", "normalize_returns": True},
+            "rewards",
+            "a critic predicts numbers near 1: --reward_scale=2e-05",
+            {"reward_scale": 2e-5},
+        ),
     ],
 )
 def test_the_flag_that_helps_is_said(settings: dict[str, Any], name: str, text: str, flags: dict | None) -> None:

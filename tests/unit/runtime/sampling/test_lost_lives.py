@@ -1,6 +1,7 @@
 """A lost life ends an episode in learning, and nowhere else."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -9,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from appo.algorithms.run.config import Config, check
+from appo.algorithms.runtime.sampling.episodes import LostLives
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.envs.spec import EpisodeStats, StepRow
@@ -38,6 +40,19 @@ def test_a_lost_life_is_stored_as_an_end_and_the_game_goes_on() -> None:
     assert not t.truncated[:3].any()
     assert t.first[:3, :6, 0].tolist() == [[True, False, False, False, False, False]] * 3
     assert t.valid[:3, :, 0].tolist() == [[True] * 5 + [False]] * 3
+
+
+def test_a_game_that_begins_with_fewer_lives_has_lost_none() -> None:
+    lost = LostLives(1)
+    row = SimpleNamespace(terminated=np.zeros(1, bool), truncated=np.zeros(1, bool))
+    seen = []
+    # A time limit ends the first game with 6 lives; the step that resets still shows them.
+    steps = [(6, True, False), (6, True, True), (6, False, False), (4, True, False), (3, True, False)]
+    for lives, valid, truncated in steps:
+        lost.now[:], row.terminated[:], row.truncated[:] = lives, False, truncated
+        lost.end(row, np.array([valid]))  # type: ignore[arg-type]
+        seen.append(bool(row.terminated[0]))
+    assert seen == [False, False, False, False, True]
 
 
 class Lives(gymnasium.Env[Any, Any]):
