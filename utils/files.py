@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from appo.utils.directories import closing
-from appo.utils.errors import UsageError
+from appo.utils.errors import ResourceError, UsageError
 from appo.utils.run_folder import parse_mapping
 from appo.utils.values import shown
 
@@ -29,6 +29,7 @@ def replaced_when_whole(path: Path) -> Iterator[Path]:
 
     Raises:
         UsageError: the file cannot be written.
+        ResourceError: the disk is full.
     """
     try:
         if path.is_dir():
@@ -42,7 +43,8 @@ def replaced_when_whole(path: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # the first error is raised
                 temporary.unlink()
     except OSError as error:
-        raise UsageError(f"cannot write {shown(str(path))}: {error.strerror or error}") from None
+        kind = ResourceError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
+        raise kind(f"cannot write {shown(str(path))}: {error.strerror or error}") from None
 
 
 def read_mapping(path: Path) -> dict[str, object]:

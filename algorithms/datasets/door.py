@@ -122,9 +122,14 @@ class NewPart:
         """Write an episode (OSError)."""
         name = str(self.episodes)
         os.mkdir(name, dir_fd=self._data)
-        with closing(enter(self._data, name)) as episode:
-            _write(episode, EPISODE_FILE, encoded)
-            _write(episode, METADATA, b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
+        try:
+            with closing(enter(self._data, name)) as episode:
+                _write(episode, EPISODE_FILE, encoded)
+                _write(episode, METADATA, b'{"id": %d, "total_steps": %d}' % (self.episodes, steps))
+        except OSError:
+            with contextlib.suppress(OSError):  # the first error is raised
+                remove_tree(name, dir_fd=self._data)  # which leaves a full disk room for the metadata of the others
+            raise
         self.episodes, self.steps, self.nbytes = self.episodes + 1, self.steps + steps, self.nbytes + len(encoded)
 
     def finish(self, about: Mapping[str, object]) -> None:

@@ -91,7 +91,13 @@ class DatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except ResourceError:
+            self.abandon()  # the first error is raised
 
     def write(self, episode: Episode) -> None:
         """Write an episode, and publish the open part if full (ResourceError)."""

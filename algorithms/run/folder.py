@@ -98,7 +98,12 @@ def folders(group: Path) -> list[str]:
 
 def saved_flags(directory: Path) -> dict[str, object]:
     """Return the stored flags of a run's last start; empty without a start (UsageError: damaged or not readable)."""
-    return {name: value for name, value in RunFolder(directory).read_config().items() if name not in (MEASURED, MARK)}
+    return flags_in(RunFolder(directory).read_config())
+
+
+def flags_in(content: Mapping[str, object]) -> dict[str, object]:
+    """Return the content of a config.json without the entries that are no flags."""
+    return {name: value for name, value in content.items() if name not in (MEASURED, MARK)}
 
 
 class WeightSource(NamedTuple):

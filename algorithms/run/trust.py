@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
-from appo.algorithms.run.folder import MARK, MEASURED
+from appo.algorithms.run.folder import MARK, MEASURED, flags_in
 from appo.utils.checkpoint_files import Limit
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
@@ -153,7 +153,7 @@ class Reading:
     @property
     def flags(self) -> dict[str, object]:
         """Return the flags as stored; {}: no file."""
-        return {name: value for name, value in self.content.items() if name not in (MARK, MEASURED)}
+        return flags_in(self.content)
 
     @property
     def limit(self) -> Limit | None:

@@ -134,7 +134,7 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     env, state = run.config.env.env, read_plain(run.files["state.json"])
     returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
     score = f"{statistics.fmean(returns or [0.0]):.2f} +/- {statistics.pstdev(returns or [0.0]):.2f}"
-    name = config.repo or run.directory.name
+    name, policy = config.repo or run.directory.name, config.policy_index
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = (item for item in run.config.to_flat().items() if _is_told(run.config, *item))
@@ -161,7 +161,7 @@ model-index:
       name: mean_reward
       verified: false
 ---
-# {env}, learned by asynchronous PPO
+# {env}, learned by {run.config.algorithm.name}
 {own}
 | env steps | mean return | over |
 |---|---|---|
@@ -170,12 +170,12 @@ model-index:
 The weights are safetensors and JSON: nothing in here is executed when it is loaded.
 
     appo hub --download={name}
-    appo enjoy --experiment={name.rpartition("/")[2]}
+    appo enjoy --experiment={name.rpartition("/")[2]}{f" --policy_index={policy}" * bool(policy)}
 
 In a loop of one's own:
 
     from appo import load_policy
-    policy = load_policy("{name.rpartition("/")[2]}")
+    policy = load_policy("{name.rpartition("/")[2]}"{f", policy={policy}" * bool(policy)})
     action = policy.act(observation)
 
 Trained with `appo train {flags}`, with python {platform.python_version()} {versions}.

@@ -86,7 +86,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     """Return all runs, seed by seed, so every setting has an early result (UsageError: wrong flags)."""
     jobs = []
-    flags = flag_table(algorithm_of({name: word_of(words, name) for name in ("algo", "env")})).flags
+    flags = flag_table(algorithm_of({name: word_of(words, name) for name in ("algo", "env", "config")})).flags
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))

@@ -26,9 +26,10 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
 from appo.utils.command_line import say
-from appo.utils.errors import UsageError
+from appo.utils.errors import ResourceError, UsageError
 from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
+from appo.utils.system.machine import available_memory_bytes
 from appo.utils.values import json_text, shown
 
 CHUNK_STEPS = 64  # of all environments, between two searches for whole episodes
@@ -90,13 +91,22 @@ def _play(
 ) -> tuple[DatasetWriter, list[float], EpisodeAssembler]:
     """Write finished episodes until the dataset has enough steps; return the closed writer, returns and assembler."""
     assembler, returns = EpisodeAssembler(envs.num_rows), list[float]()
-    with DatasetWriter(config, envs.spec, about) as writer:
-        for steps in chunks(envs, act, seed):
-            for episode in assembler.add(steps):
-                writer.write(episode)
-                returns.append(episode.returns(1.0))
-            if writer.steps >= config.steps:
-                break
+    most_bytes = available_memory_bytes() // 2
+    try:
+        with DatasetWriter(config, envs.spec, about) as writer:
+            for steps in chunks(envs, act, seed):
+                for episode in assembler.add(steps):
+                    writer.write(episode)
+                    returns.append(episode.returns(1.0))
+                if writer.steps >= config.steps:
+                    break
+                if sum(assembler.open_steps) * assembler.step_bytes > most_bytes:
+                    raise ResourceError(
+                        f"episodes without an end fill half of the free memory after {max(assembler.open_steps)} steps:"
+                        " a gymnasium.wrappers.TimeLimit in the environment ends them, fewer --num_envs need less"
+                    )
+    except ResourceError as error:
+        raise ResourceError(f"{error}; kept: {writer.episodes} episodes with {writer.steps} steps") from None
     assembler.close()
     return writer, returns, assembler
 

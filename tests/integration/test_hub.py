@@ -182,6 +182,7 @@ def test_the_card_can_be_read_and_names_nothing_private(runs: Path, tmp_path: Pa
     assert result["dataset"]["name"] == "tests.integration.enjoying:Windowed"
     assert result["metrics"][0]["type"] == "mean_reward"
     assert 'policy = load_policy("windowed")' in body
+    assert "# tests.integration.enjoying:Windowed, learned by APPO" in body
     assert "Its own code is not part of this repository: `tests.integration.enjoying:Windowed`" in body
     assert "--train_for_env_steps=600" in body
     assert "--hidden_size=512" in body  # its default, but a kind of observation may have another one

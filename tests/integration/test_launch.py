@@ -49,6 +49,12 @@ def test_all_combinations_seed_by_seed() -> None:
     )  # fmt: skip
 
 
+def test_a_config_file_names_the_algorithm_of_the_grid() -> None:
+    Path("sac.yaml").write_text("algo: SAC\nenv: Pendulum-v1\n")
+    jobs = jobs_of(*cli.parse("launch", ["--name=a", "--grid", "target_rate=0.01,0.02", "--", "--config=sac.yaml"]))
+    assert [job.words[2] for job in jobs] == ["--target_rate=0.01", "--target_rate=0.02"]
+
+
 @pytest.mark.parametrize(
     ("grid", "words"),
     [

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from appo import load_policy
 from appo.algorithms import cli
 from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.tools import record as recording
 from appo.envs.spaces import ActionForm
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
@@ -206,6 +208,29 @@ def test_actions_are_recorded_in_the_units_of_the_environment(
     flags = {"algo": "BC", "input": tmp_path / "d", "env": "Pendulum-v1", "train_for_env_steps": 1600}
     run = train(tmp_path / "run", **SMALL | flags)
     assert run.totals["samples"] >= 1600
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (64,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(64, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(64, np.float32), 0.0, False, False, {}
+
+
+def test_episodes_without_an_end_are_not_recorded_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "available_memory_bytes", lambda: 10_000)
+    words = [f"--env={__name__}:Endless", "--steps=10", "-o", str(tmp_path / "d")]
+    assert cli.run_command(lambda: cli.run("record", words)) == 5
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: episodes without an end fill half of the free memory after 64 steps: ")
+    assert line.endswith("kept: 0 episodes with 0 steps")
+    assert list((tmp_path / "d").iterdir()) == []
 
 
 def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

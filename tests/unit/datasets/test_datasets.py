@@ -1,5 +1,6 @@
 """Datasets: what is written is read again bit by bit, by Minari too; what is damaged or dangerous is named."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 from gymnasium import spaces
 
+from appo.algorithms.datasets import door
 from appo.algorithms.datasets.config import OutputConfig
 from appo.algorithms.datasets.episodes import Episode
 from appo.algorithms.datasets.reader import Dataset, open_dataset
@@ -510,6 +512,37 @@ def test_a_disk_that_is_full_ends_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("no folder any more")
     with pytest.raises(ResourceError, match=r"^cannot write .*: Not a directory$"):
         writer.write(episode(1, 2))
+
+
+def test_whole_episodes_are_kept_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, files = door._write, []
+
+    def limited(folder: int, name: str, content: bytes) -> None:
+        files.append(name)
+        if len(files) == 4:  # the second episode's metadata
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, name, content)
+
+    monkeypatch.setattr(door, "_write", limited)
+    writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
+    with pytest.raises(ResourceError, match="No space left on device$"), writer:  # noqa: PT012 (the second line fails)
+        writer.write(episode(1, 2))
+        writer.write(episode(2, 2))
+    assert (writer.episodes, writer.steps) == (1, 2)
+    (kept,) = read(tmp_path / "d")
+    assert_same(kept, episode(1, 2))
+    assert len(parts_in(tmp_path / "d")) == 1
+
+
+def test_a_disk_without_room_for_metadata_keeps_no_hidden_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
+    with pytest.raises(ResourceError, match="left"), writer:  # noqa: PT012 (the second line fails)
+        writer.write(episode(1, 2))
+        monkeypatch.setattr(door, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no room is left")))
+        writer.write(episode(2, 2))
+    assert (writer.episodes, parts_in(tmp_path / "d")) == (0, [])
 
 
 # Links, and others who may write into the folder.

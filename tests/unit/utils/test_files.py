@@ -1,5 +1,6 @@
 """Settings that the user names: of any file that is none, one line comes at once."""
 
+import errno
 import os
 import socket
 import time
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from appo.algorithms import cli
-from appo.utils.errors import UsageError
-from appo.utils.files import SETTINGS_BYTES, read_mapping
+from appo.utils.errors import ResourceError, UsageError
+from appo.utils.files import SETTINGS_BYTES, read_mapping, replaced_when_whole
 
 AT_ONCE = 60.0
 """Seconds in which every case is refused, on a machine however busy; without bounds they take years."""
@@ -37,6 +38,12 @@ YAML: dict[str, tuple[str, str]] = {
     "as a key": ("a: &k b\n*k : c", ALIAS.format(path="{path}", line=2, name="k")),
     "of nothing": ("a: *k", ALIAS.format(path="{path}", line=1, name="k")),
 }
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, ResourceError), (errno.EROFS, UsageError)])
+def test_a_full_disk_is_no_wrong_name(tmp_path: Path, number: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"^cannot write .*x: {os.strerror(number)}$"), replaced_when_whole(tmp_path / "x"):
+        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize(("text", "said"), YAML.values(), ids=YAML)
