@@ -525,7 +525,7 @@ def test_whole_episodes_are_kept_where_the_disk_is_full(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(door, "_write", limited)
     writer = DatasetWriter(OutputConfig(output=str(tmp_path / "d")), SPEC, {})
-    with pytest.raises(ResourceError, match="No space left on device$"), writer:  # noqa: PT012 (the second line fails)
+    with pytest.raises(ResourceError, match=r"No space left on device$"), writer:  # noqa: PT012 (the second line fails)
         writer.write(episode(1, 2))
         writer.write(episode(2, 2))
     assert (writer.episodes, writer.steps) == (1, 2)

@@ -42,7 +42,7 @@ YAML: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, ResourceError), (errno.EROFS, UsageError)])
 def test_a_full_disk_is_no_wrong_name(tmp_path: Path, number: int, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=f"^cannot write .*x: {os.strerror(number)}$"), replaced_when_whole(tmp_path / "x"):
+    with pytest.raises(kind, match=rf"^cannot write .*x: {os.strerror(number)}$"), replaced_when_whole(tmp_path / "x"):
         raise OSError(number, os.strerror(number))
 
 
