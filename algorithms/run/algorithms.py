@@ -170,6 +170,8 @@ BEST: Mapping[str, Mapping[str, Best]] = {
     SAMPLE_EFFICIENT: EVERYWHERE
     | {
         "CartPole": Best("PPO", 500.0, 100_000),
+        "Hopper": Best("PPO", 3345.0, 1_000_000),
+        "InvertedDoublePendulum": Best("SAC", 9000.0, 100_000),
         "LunarLander": Best("PPO", 256.7, 1_000_000),
         "Reacher": Best("PPO", -3.88, 1_000_000),
         "Swimmer": Best("PPO", 249.5, 1_000_000),

@@ -68,5 +68,15 @@ PRESETS: dict[str, Preset] = {
 }
 """Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
 
-SAMPLE_EFFICIENT: dict[str, Preset] = {"Pendulum": PRESETS["Pendulum"]}
+SAMPLE_EFFICIENT: dict[str, Preset] = {
+    "Pendulum": PRESETS["Pendulum"],
+    "InvertedDoublePendulum": NUMBERS
+    | {
+        "encoder_mlp_layers": (64, 64),
+        "learning_rate": 1e-3,
+        "learning_starts": 1000,
+        "replay_capacity": 100_000,
+        "train_for_env_steps": 100_000,
+    },
+}
 """Presets for `--preset=sample_efficient`, where SAC needs fewer env steps than the published returns of PPO."""
