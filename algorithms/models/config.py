@@ -169,14 +169,14 @@ class ModelConfig:
         needs="normalize_input images",
     )
     obs_subtract_mean: float = flag(
-        0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True, needs="main"
+        0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True, needs="single"
     )
     obs_scale: float | None = flag(
         None,
         "constant the main observation is divided by after the subtraction; none = the largest value of bytes, else 1",
         minimum=1e-12,
         fixed_on_resume=True,
-        needs="main",
+        needs="single",
     )
 
     def normalizes(self, spec: ObservationSpec) -> bool:

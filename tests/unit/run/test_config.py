@@ -646,7 +646,8 @@ def test_presets_of_ppo_have_the_measured_flags(name: str, preset: str) -> None:
     asked = parse_train([*words_of(trial.training()), f"--preset={preset}"])
     found = parse_train([f"--env={trial.env}", "--algo=PPO", f"--preset={preset}"])
     without_effect = "policy_init_gain" if name == "half_cheetah" else "adaptive_stddev"
-    flags = (FLAGS_OF_PPO["learning"] | FLAGS_OF_PPO["model"]).keys() - {without_effect, "initial_stddev"}
+    better = {"ppo_epochs", "lr_schedule"} if (name, preset) == ("acrobot", "sample_efficient") else set[str]()
+    flags = (FLAGS_OF_PPO["learning"] | FLAGS_OF_PPO["model"]).keys() - {without_effect, "initial_stddev"} - better
     one, other = asked.to_flat(), found.to_flat()
     assert {flag: one[flag] for flag in flags} == {flag: other[flag] for flag in flags}
     assert found.model.initial_stddev == pytest.approx(asked.model.initial_stddev, rel=1e-3)
