@@ -108,8 +108,8 @@ SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
         "dm_control/*": {**SEPARATE, **NORMALIZED, **_iteration(1, 2048, 64), "lr_schedule": "linear"},  # CleanRL's
     }
 )
-"""Presets for `--preset=sample_efficient`. docs/results.md has returns of those that `--algo=auto` takes. One seed each:
-InvertedDoublePendulum 8,071, Ant 2,577, Pendulum -210, DoorKey-5x5 0. The others have not been measured."""
+"""Presets for `--preset=sample_efficient`. docs/results.md has returns of those that `--algo=auto` takes. One seed
+each: InvertedDoublePendulum 8,071, Ant 2,577, Pendulum -210, DoorKey-5x5 0. The others have not been measured."""
 
 WITHOUT_BUDGET: dict[str, Preset] = {
     name: {flag: value for flag, value in preset.items() if flag not in ("train_for_env_steps", "env_kwargs")}
