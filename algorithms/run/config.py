@@ -27,7 +27,7 @@ from appo.algorithms.run.algorithms import (
     flag_table,
     require_preset,
 )
-from appo.algorithms.run.folder import check_folders, check_writable, find_source, flags_in, new_name, saved_flags
+from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from appo.algorithms.run.ranks.check import check_ranks
 from appo.algorithms.run.schedules import check_clock, without_horizon
 from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
@@ -252,7 +252,7 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     """
     if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
-            file = flattened(flags_in(read_mapping(Path(str(path)))), FLAGS_BY_PART, "config")
+            file = flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config")
             file = {name: value for name, value in file.items() if name in ("algo", "env", "preset")}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)
@@ -294,11 +294,12 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     """
     # Read all layers that are files: the config file and the saved run.
     source = f"--config={shown(path)}" if (path := str(given.get("config") or "")) else "command line"
-    content = flags_in(read_mapping(Path(path))) if path else {}
+    content = read_mapping(Path(path)) if path else {}
     usual = flag_table(DEFAULT)  # flags of the other algorithms play no role before the algorithm is known
     written = {usual.aliases.get(word, word): x for word, x in flattened(content, FLAGS_BY_PART, source).items()}
-    if written.pop("config", ""):
-        raise UsageError(f"{source}: a config file cannot name another one")
+    if "config" in written:
+        wrong = "a config file cannot name another one" if written["config"] else "a run's own file: see --print_config"
+        raise UsageError(f"{source}: {wrong}")
     plain = {**written, **given}
     location = typed({name: plain[name] for name in LOCATION if name in plain}, source, usual)
     run = RunConfig(**location)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Presets of SAC by the names of `envs.presets`; given flags replace a preset's values.
 
-The preset of Pendulum is measured (docs/sac.md). Sources: CleanRL's `sac_continuous_action.py` for MuJoCo,
+docs/sac.md lists the measured presets. Sources: CleanRL's `sac_continuous_action.py` for MuJoCo,
 rl-baselines3-zoo (hyperparams/sac.yml) for all others.
 """
 

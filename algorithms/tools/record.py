@@ -91,9 +91,9 @@ def _play(
 ) -> tuple[DatasetWriter, list[float], EpisodeAssembler]:
     """Write finished episodes until the dataset has enough steps; return the closed writer, returns and assembler."""
     assembler, returns = EpisodeAssembler(envs.num_rows), list[float]()
-    most_bytes = available_memory_bytes() // 2
+    writer, most_bytes = DatasetWriter(config, envs.spec, about), available_memory_bytes() // 2
     try:
-        with DatasetWriter(config, envs.spec, about) as writer:
+        with writer:
             for steps in chunks(envs, act, seed):
                 for episode in assembler.add(steps):
                     writer.write(episode)

@@ -433,11 +433,9 @@ def test_a_bad_config_file_is_one_line(name: str, text: str, message: str) -> No
     assert error_of("--env=CartPole-v1", f"--config={path}") == message
 
 
-def test_the_settings_of_a_run_are_a_config_file() -> None:
-    settings = {**cartpole("--gamma=0.5").to_flat(), "measured": {"env_seconds": 1e-5}, "mark": {}}
-    Path("f.json").write_text(json.dumps(settings))
-    assert settings["config"] == ""
-    assert parse_train(["--config=f.json", "--rollout=8"]).learning.gamma == 0.5
+def test_the_file_of_a_run_is_no_config_file() -> None:
+    Path("f.json").write_text(json.dumps({**cartpole().to_flat(), "measured": {}, "mark": {}}))
+    assert error_of("--config=f.json") == "--config=f.json: a run's own file: see --print_config"
 
 
 def test_config_files_that_are_no_text() -> None:
