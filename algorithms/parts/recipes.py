@@ -20,8 +20,12 @@ CARTPOLE: Preset = {
 ACROBOT: Preset = {"ppo_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94, "exploration_loss_coeff": 0.0}
 LUNAR_LANDER: Preset = {"ppo_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98, "exploration_loss_coeff": 0.01}
 PENDULUM: Preset = {"ppo_epochs": 10, "gamma": 0.9, "learning_rate": 1e-3}
-BIPEDAL_WALKER: Preset = {"ppo_epochs": 10, "gamma": 0.999, "ppo_clip_ratio": 0.18, "learning_rate": 3e-4}
-SWIMMER: Preset = {"ppo_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.98, "learning_rate": 6e-4}
+BIPEDAL_WALKER: Preset = {
+    "initial_stddev": 1.0, "ppo_epochs": 10, "gamma": 0.999, "ppo_clip_ratio": 0.18, "learning_rate": 3e-4,
+}  # fmt: skip
+SWIMMER: Preset = {
+    "initial_stddev": 1.0, "ppo_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.98, "learning_rate": 6e-4,
+}  # fmt: skip
 HALF_CHEETAH: Preset = {
     "encoder_mlp_layers": (256, 256), "nonlinearity": "relu", "policy_initialization": "torch_default",
     "initial_stddev": 0.1353,  # exp(-2)

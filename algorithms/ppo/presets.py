@@ -93,6 +93,9 @@ SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
     {
         **{name: preset for name, preset in PRESETS.items() if name != "atari"},
         "Acrobot": ACROBOT | {"ppo_epochs": 10, "lr_schedule": "linear"},  # -72.8; the zoo's flags: -74.4
+        # 278, 277 and 237; the zoo's flags: 260, 261 and 260
+        "LunarLanderContinuous": LUNAR_LANDER
+        | {"ppo_epochs": 10, "lr_schedule": "linear", "exploration_loss_coeff": 0.0},
         "MountainCar": MOUNTAIN_CAR,
         "Pendulum": {**SEPARATE, **AS_IT_IS, **_iteration(4, 1024, 64), **recipes.PENDULUM},
         "BipedalWalker": {**SEPARATE, **NORMALIZED, **_iteration(32, 2048, 64), **recipes.BIPEDAL_WALKER},

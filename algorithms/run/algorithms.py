@@ -175,6 +175,7 @@ BEST: Mapping[str, Mapping[str, Best]] = {
         "Hopper": Best("PPO", 3345.0, 1_000_000),
         "InvertedDoublePendulum": Best("SAC", 9360.0, 100_000),
         "LunarLander": Best("PPO", 256.7, 1_000_000),
+        "LunarLanderContinuous": Best("PPO", 264.1, 1_000_000),
         "Reacher": Best("PPO", -3.92, 1_000_000),
         "Swimmer": Best("PPO", 249.5, 1_000_000),
         "Walker2d": Best("PPO", 4745.0, 1_000_000),

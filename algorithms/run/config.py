@@ -369,9 +369,10 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
 
 
 def without_excluded(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
-    """Return a preset without `save_replay`, if other flags of the run exclude a saved replay."""
-    excluded = bool(asked.get("deterministic_resume")) or asked.get("num_learners", 1) != 1
-    return {name: value for name, value in preset.items() if not (excluded and name == "save_replay")}
+    """Return a preset without flags that others exclude: a saved replay, or GAE on what others have played."""
+    is_unsaved = asked.get("deterministic_resume") or asked.get("num_learners", 1) != 1
+    excluded = {"save_replay": is_unsaved, "with_vtrace": bool(asked.get("input"))}
+    return {name: value for name, value in preset.items() if not excluded.get(name)}
 
 
 def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
@@ -470,9 +471,7 @@ def _check_whole_episodes(config: Config) -> None:
         raise UsageError(f"{flag} needs a --rollout above --horizon, after which an env is reset; got {given}")
     if not 0 < sampling.num_envs_per_worker == sampling.worker_num_splits:
         given = f"{sampling.num_envs_per_worker} and {sampling.worker_num_splits}"
-        raise UsageError(
-            f"{flag} needs a group per env, as many --num_envs_per_worker as --worker_num_splits; got {given}"
-        )
+        raise UsageError(f"{flag} needs a group per env, as many --num_envs_per_worker as --worker_num_splits: {given}")
     if env.env_vectorization != "python":
         raise UsageError(f"{flag} needs --env_vectorization=python: vectors begin the next episode unasked")
 

@@ -1,8 +1,8 @@
-"""docs/performance.md with its picture, and docs/results.md, from the result files.
+"""docs/performance.md, docs/results.md and pictures, from the result files.
 
     python -m benchmarks.report [--results=DIR] [--docs=DIR]
 
-The texts depend on the result files alone. A test compares the texts with the committed pages. The picture needs
+The texts depend on the result files alone. A test compares the texts with the committed pages. The pictures need
 matplotlib (`pip install "appo[bench]"`).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from appo.algorithms.cli import run_command
 from benchmarks.report import performance_page, results_page
-from benchmarks.report.picture import draw
+from benchmarks.report.picture import draw, draw_seconds
 from benchmarks.scores import trials
 from benchmarks.shared import measuring
 from benchmarks.shared.measuring import ROOT
@@ -36,7 +36,7 @@ def pages(files: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the pages, then the picture."""
+    """Write the pages, then the pictures."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.report",
         description="Write docs/performance.md and docs/results.md from the result files.",
@@ -48,6 +48,7 @@ def main() -> int:
     for name, text in pages(files).items():
         (arguments.docs / name).write_text(text, encoding="utf-8")
     draw(files, arguments.docs / "performance.png")
+    draw_seconds(files, arguments.docs / "pictures" / "seconds.png")
     return os.EX_OK
 
 

@@ -1,11 +1,13 @@
-"""The picture of docs/performance.md: speed beside peers, a row per machine and a panel per workload."""
+"""Pictures: speed beside peers (docs/performance.md), and seconds to a return beside peers (README)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from appo.utils.errors import UsageError
 from benchmarks.peers.__main__ import OURS
+from benchmarks.scores.learning import CONTENDERS, Task
 from benchmarks.shared import measuring, runs
 from benchmarks.speed import end_to_end
 
@@ -15,7 +17,77 @@ LABELS = {
     "sample_factory_malloc": "Sample Factory 2,\nallocator tuned",
     "cleanrl_envpool": "CleanRL-style\n+ EnvPool",
     "pufferlib": "PufferLib 3",
+    "stable_baselines3": "Stable-Baselines3",
 }
+
+
+def _pyplot() -> Any:
+    """Return matplotlib's module, which draws without a screen (UsageError: not installed)."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UsageError('the pictures need matplotlib: pip install "appo[bench]"') from None
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_seconds(files: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw median seconds to a return with the range of the seeds, a row per machine and a panel per environment.
+
+    Contenders are the presets and the peers, on machines that have run Stable-Baselines3. A contender with a missed
+    goal has a pale bar, as long as its runs took.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    tables = [
+        (content["machine"], _by_task(content["results"]))
+        for content in files
+        if content["benchmark"] == "learning" and "stable_baselines3" in content["results"]
+    ]
+    if not tables:
+        return
+    columns = max(len(tasks) for _, tasks in tables)
+    figure, axes = pyplot.subplots(len(tables), columns, figsize=(3.6 * columns, 1.9 * len(tables)), squeeze=False)
+    for row, (machine, tasks) in zip(axes, tables, strict=True):
+        for axis in row[len(tasks) :]:
+            axis.set_axis_off()
+        for axis, (task, outcomes) in zip(row, tasks.items(), strict=False):
+            names = list(outcomes)[::-1]
+            seconds = [[one["seconds"] for one in outcomes[name]] for name in names]
+            middle = [median(each) for each in seconds]
+            errors = [
+                [at - min(each) for at, each in zip(middle, seconds, strict=True)],
+                [max(each) - at for at, each in zip(middle, seconds, strict=True)],
+            ]
+            missed = [not all(one["reached"] for one in outcomes[name]) for name in names]
+            colors = ["tab:blue" if name == OURS else "0.7" for name in names]
+            bars = axis.barh(
+                [LABELS[name] for name in names], middle, xerr=errors, color=colors, height=0.6, ecolor="0.3"
+            )
+            for bar, is_missed in zip(bars, missed, strict=True):
+                bar.set_alpha(0.4 if is_missed else 1.0)
+                if is_missed:
+                    axis.annotate(" not reached", (0, bar.get_y() + 0.3), va="center", fontsize=8)
+            axis.set_title(f"{task.env}: return {task.goal:g}, {machine['cores']} cores", fontsize=9)
+            _plain(axis)
+    figure.suptitle("seconds until the mean of the last 100 episodes reaches the return", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _by_task(results: Mapping[str, Any]) -> dict[Task, dict[str, list[Mapping[str, Any]]]]:
+    """Return the outcomes of presets and peers by task and contender; tasks without a peer are left out."""
+    tasks: dict[Task, dict[str, list[Mapping[str, Any]]]] = {}
+    for name, contender in CONTENDERS.items():
+        if name in results and (contender.peer or name.endswith("preset")):
+            of_task = tasks.setdefault(contender.task, {})
+            of_task[contender.peer or OURS] = list(results[name]["seeds"].values())
+    return {task: of_task for task, of_task in tasks.items() if of_task.keys() > {OURS}}
 
 
 def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -24,13 +96,7 @@ def draw(files: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise UsageError('the picture needs matplotlib: pip install "appo[bench]"') from None
-    mpl.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     compared = [content for content in files if content["benchmark"] == "peers"]
     if not compared:
         return
@@ -71,6 +137,10 @@ def _panel(axis: Any, contenders: Mapping[str, Any], limit: float | None) -> Non
     axis.barh([LABELS[name] for name in names], medians, xerr=errors, color=colors, height=0.6, ecolor="0.3")
     if limit is not None:
         axis.axvline(limit, color="tab:red", linestyle="--", linewidth=1)
+    _plain(axis)
+
+
+def _plain(axis: Any) -> None:
     axis.tick_params(labelsize=8)
     axis.locator_params(axis="x", nbins=4)
     axis.spines[["top", "right"]].set_visible(False)

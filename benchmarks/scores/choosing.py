@@ -100,8 +100,8 @@ def compare(step_seconds: float, seed: int, most_seconds: int, prefix: Sequence[
     for algo in ALGORITHMS:
         with runs.finished({"algo": algo, **flags, **limits}, prefix) as run:
             last = read_metrics(run.directory / "metrics.jsonl")[-1]
+            reached[algo] = run.has_reached_goal()
         seconds[algo], samples[algo] = run.seconds, last["samples"]
-        reached[algo] = last.get("reward/mean", -math.inf) >= GOAL
     return Compared(named, text, seconds, samples, reached, is_faster(named, seconds, reached))
 
 

@@ -167,6 +167,11 @@ class Finished(NamedTuple):
     directory: Path
     seconds: float
 
+    def has_reached_goal(self) -> bool:
+        """Return whether the mean return of `--train_until_return` ended the run; episodes may end after it."""
+        reason = json.loads((self.directory / "status.json").read_text())["reason"]
+        return str(reason).startswith("the mean return has reached")
+
 
 @contextmanager
 def finished(flags: Mapping[str, object], prefix: Sequence[str]) -> Iterator[Finished]:

@@ -800,8 +800,8 @@ def test_presets_match_whole_names() -> None:
         != {}
     )
     changed = find_preset("Ant-v5", "cpu", APPO())
-    changed["rollout"] = 1
-    assert find_preset("Ant-v5", "cpu", APPO())["rollout"] == 64
+    changed["batch_size"] = 1
+    assert find_preset("Ant-v5", "cpu", APPO())["batch_size"] == 256
 
 
 # ---- evaluation

@@ -86,8 +86,8 @@ def test_learning_reproduces_what_acting_recorded(tmp_path: Path, use_rnn: bool)
         ({"horizon": 16}, "needs a --rollout above --horizon, after which an env is reset; got --horizon=16 and"),
         ({"horizon": None}, "got --horizon=none and --rollout=16"),
         ({"soft_horizon": True}, "needs a --rollout above --horizon"),
-        ({"num_envs_per_worker": 4}, "needs a group per env, as many .*; got 4 and 2"),
-        ({"num_envs_per_worker": 0, "worker_num_splits": 0}, "; got 0 and 0"),
+        ({"num_envs_per_worker": 4}, "needs a group per env, as many .*: 4 and 2"),
+        ({"num_envs_per_worker": 0, "worker_num_splits": 0}, "as --worker_num_splits: 0 and 0"),
         ({"env_vectorization": "auto"}, "needs --env_vectorization=python"),
     ],
 )
