@@ -48,7 +48,7 @@ def main() -> int:
     for name, text in pages(files).items():
         (arguments.docs / name).write_text(text, encoding="utf-8")
     draw(files, arguments.docs / "performance.png")
-    draw_seconds(files, arguments.docs / "pictures" / "seconds.png")
+    draw_seconds(files, arguments.docs / "seconds.png")
     return os.EX_OK
 
 
