@@ -31,9 +31,9 @@ NUMBERS: Preset = {
     "max_grad_norm": 1.0,
 }
 # Actions that are numbers, with GAE in place of V-trace. Returns of two seeds under names without a preset: HalfCheetah
-# 5,414 and 4,529 after 60 s (V-trace 3,915), Hopper 944 and 325 (1,030 and 567), LunarLander 215 and -74 (-86 and 162),
-# Pendulum -253 and -165 after 40 s (-174 and -182); `benchmarks.scores.choosing` at its goal after 10 and 11 s (more
-# than 28, and 11).
+# 5,414 and 4,529 after 60 s (V-trace, one seed: 3,915), Hopper 944 and 325 (1,030 and 567), LunarLanderContinuous 215
+# and -74 (-86 and 162), Pendulum -253 and -165 after 40 s (-174 and -182); the toy of `benchmarks.scores.choosing` at
+# its goal after 10 and 11 s (more than 28, and 11).
 CONTINUOUS: Preset = {"exploration_loss_coeff": 0.0, "with_vtrace": False}
 # Returns after 80 s, one seed each, with a constant rate, and with the settings that Sample Factory 2 publishes:
 # HalfCheetah 5,480 (1,428), Walker2d 1,798 (465), Hopper 1,222 (817), Ant 637 (-22), Humanoid 501 (316), Swimmer 33

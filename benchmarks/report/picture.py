@@ -56,24 +56,13 @@ def draw_seconds(files: Sequence[Mapping[str, Any]], path: Path) -> None:
         for axis in row[len(tasks) :]:
             axis.set_axis_off()
         for axis, (task, outcomes) in zip(row, tasks.items(), strict=False):
-            names = list(outcomes)[::-1]
-            seconds = [[one["seconds"] for one in outcomes[name]] for name in names]
-            middle = [median(each) for each in seconds]
-            errors = [
-                [at - min(each) for at, each in zip(middle, seconds, strict=True)],
-                [max(each) - at for at, each in zip(middle, seconds, strict=True)],
-            ]
-            missed = [not all(one["reached"] for one in outcomes[name]) for name in names]
-            colors = ["tab:blue" if name == OURS else "0.7" for name in names]
-            bars = axis.barh(
-                [LABELS[name] for name in names], middle, xerr=errors, color=colors, height=0.6, ecolor="0.3"
-            )
-            for bar, is_missed in zip(bars, missed, strict=True):
-                bar.set_alpha(0.4 if is_missed else 1.0)
-                if is_missed:
+            seconds = {name: [one["seconds"] for one in of_one] for name, of_one in outcomes.items()}
+            bars = _bars(axis, {name: (min(each), median(each), max(each)) for name, each in seconds.items()})
+            for name, bar in bars.items():
+                if not all(one["reached"] for one in outcomes[name]):
+                    bar.set_alpha(0.4)
                     axis.annotate(" not reached", (0, bar.get_y() + 0.3), va="center", fontsize=8)
             axis.set_title(f"{task.env}: return {task.goal:g}, {machine['cores']} cores", fontsize=9)
-            _plain(axis)
     figure.suptitle("seconds until the mean of the last 100 episodes reaches the return", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -127,20 +116,20 @@ def _limits(files: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> d
 
 def _panel(axis: Any, contenders: Mapping[str, Any], limit: float | None) -> None:
     speeds = {name: runs.summary(of_one)["samples_per_second"] for name, of_one in contenders.items()}
-    names = list(speeds)[::-1]
-    medians = [speeds[name].median for name in names]
-    errors = [
-        [speeds[name].median - speeds[name].lowest for name in names],
-        [speeds[name].highest - speeds[name].median for name in names],
-    ]
-    colors = ["tab:blue" if name == OURS else "0.7" for name in names]
-    axis.barh([LABELS[name] for name in names], medians, xerr=errors, color=colors, height=0.6, ecolor="0.3")
+    _bars(axis, {name: (speed.lowest, speed.median, speed.highest) for name, speed in speeds.items()})
     if limit is not None:
         axis.axvline(limit, color="tab:red", linestyle="--", linewidth=1)
-    _plain(axis)
 
 
-def _plain(axis: Any) -> None:
+def _bars(axis: Any, ranges: Mapping[str, tuple[float, float, float]]) -> dict[str, Any]:
+    """Draw a bar per contender with lowest, median and highest figure, the first on top; return the bars by name."""
+    names = list(ranges)[::-1]
+    medians = [ranges[name][1] for name in names]
+    errors = [[abs(ranges[name][end] - ranges[name][1]) for name in names] for end in (0, 2)]
+    colors = ["tab:blue" if name == OURS else "0.7" for name in names]
+    labels = [LABELS[name] for name in names]
+    bars = axis.barh(labels, medians, xerr=errors, color=colors, height=0.6, ecolor="0.3")
     axis.tick_params(labelsize=8)
     axis.locator_params(axis="x", nbins=4)
     axis.spines[["top", "right"]].set_visible(False)
+    return dict(zip(names, bars, strict=True))

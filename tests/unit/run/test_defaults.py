@@ -167,6 +167,18 @@ def test_policies_begin_nearer_to_the_middle_of_bounds_that_they_are_mapped_to(o
     assert completed(given, mapped).model.initial_stddev == 0.7
 
 
+def test_numbers_as_actions_are_learned_by_gae_but_for_steps_of_others() -> None:
+    mixed = "--input=sampler:0.5,played:0.5"
+    Path("played").mkdir()
+    assert config_of().learning.with_vtrace  # choices
+    assert not config_of(action=NUMBER).learning.with_vtrace
+    assert config_of("--with_vtrace=True", action=NUMBER).learning.with_vtrace
+    assert config_of(mixed, action=NUMBER).learning.with_vtrace
+    known = ["--env=HalfCheetah-v5", mixed]
+    assert resolve(parse_train_flags(known))[0].learning.with_vtrace
+    assert not resolve(parse_train_flags(known[:1]))[0].learning.with_vtrace
+
+
 def test_presets_of_numbers_between_bounds_begin_with_a_small_deviation() -> None:
     begins = {"Pendulum-v1": 0.5, **{f"{name}-v5": 0.4 for name in MUJOCO_NAMES}}  # of half the bounds
     assert {env: resolve(parse_train_flags([f"--env={env}"]))[0].model.initial_stddev for env in begins} == begins
@@ -255,18 +267,6 @@ def test_flags_are_checked_once_all_are_decided() -> None:
 
 
 # ---- a memory
-
-
-def test_numbers_as_actions_are_learned_by_gae_but_for_steps_of_others() -> None:
-    mixed = "--input=sampler:0.5,played:0.5"
-    Path("played").mkdir()
-    assert config_of().learning.with_vtrace  # choices
-    assert not config_of(action=NUMBER).learning.with_vtrace
-    assert config_of("--with_vtrace=True", action=NUMBER).learning.with_vtrace
-    assert config_of(mixed, action=NUMBER).learning.with_vtrace
-    known = ["--env=HalfCheetah-v5", mixed]
-    assert resolve(parse_train_flags(known))[0].learning.with_vtrace
-    assert not resolve(parse_train_flags(known[:1]))[0].learning.with_vtrace
 
 
 def test_a_memory_alone_is_enough_to_ask_for() -> None:
