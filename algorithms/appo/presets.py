@@ -121,7 +121,7 @@ SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
         "Pendulum": _iteration(32, 64, 64, recipes.PENDULUM),
         **dict.fromkeys(("LunarLander", "LunarLanderContinuous"), _iteration(128, 256, 64, recipes.LUNAR_LANDER)),
         "BipedalWalker": _iteration(128, 256, 64, recipes.BIPEDAL_WALKER),
-        "HalfCheetah": _iteration(32, 64, 8, recipes.HALF_CHEETAH),
+        "HalfCheetah": MUJOCO,
         **dict.fromkeys(("Hopper", "Walker2d"), RL_GAMES),
         "Ant": RL_GAMES | recipes.WITHOUT_CONTACT_FORCES,
         "Humanoid": LARGE,
