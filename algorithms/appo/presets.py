@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
 """Presets of single environments; families have theirs in `envs/families`. Others learn with the defaults of flags."""
 
 # Returns, one seed each: Hopper 2,331, Swimmer 277, MountainCarContinuous 94.4, MiniGrid-DoorKey-5x5 0.964; below the
-# published ones: Ant, InvertedDoublePendulum, Pendulum, Reacher, Walker2d. Batches consist of whole trajectories, so
+# published ones: InvertedDoublePendulum, Pendulum, Reacher, Walker2d. Batches consist of whole trajectories, so
 # trajectories are shorter than in the sources of the recipes, environments more numerous and small batches larger; an
 # iteration has about as many steps. Actors wait while the learner trains: many passes over fresh steps pay where steps
 # are counted, not seconds.

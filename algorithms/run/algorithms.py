@@ -162,8 +162,8 @@ class Best(NamedTuple):
 # docs/ppo.md has five seeds of PPO, docs/results.md three seeds of the recipes. Against APPO: -80.8 for Acrobot
 # (docs/results.md). LunarLander: APPO returns 264 with its default preset, but needs 3 M steps. Pendulum: -229 after
 # 100,000 steps. One seed each: Walker2d 988, and 1,052 with the recipe for PPO and APPO's batches; Reacher -4.34;
-# Hopper 2,331. Swimmer, three seeds: PPO 357, 229 and 162, APPO 26, 44 and 27. In HalfCheetah, eight seeds of APPO
-# return 5,884 in a fifth of the time of PPO's 5,640; in Ant, three seeds 3,709, and one of PPO 2,577.
+# Hopper 2,331. Swimmer, three seeds: PPO 357, 229 and 162, APPO 26, 44 and 27. HalfCheetah is no row:
+# eight seeds of APPO return 5,884 after 1 M steps, five of PPO 5,640. Nor is Ant: three seeds 3,709, one of PPO 2,577.
 EVERYWHERE = {"Acrobot": Best("PPO", -74.5, 1_000_000), "Pendulum": Best("SAC", -161.9, 20_000)}
 BEST: Mapping[str, Mapping[str, Best]] = {
     "default": EVERYWHERE,
