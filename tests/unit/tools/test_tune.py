@@ -13,6 +13,7 @@ from appo.algorithms.runtime.messages import EpisodesDone
 from appo.algorithms.tools.tune.results import Results, draw, summary, table, verdict
 from appo.algorithms.tools.tune.space import (
     Range,
+    Space,
     built_in,
     differences,
     parse_space,
@@ -21,7 +22,16 @@ from appo.algorithms.tools.tune.space import (
     values_of,
     words_of_preset,
 )
-from appo.algorithms.tools.tune.study import Job, Record, Study, cut_torn_line, goes_on, is_hopeless
+from appo.algorithms.tools.tune.study import (
+    FREE_FLAGS,
+    NEAR_TRIALS,
+    Job,
+    Record,
+    Study,
+    cut_torn_line,
+    goes_on,
+    is_hopeless,
+)
 from appo.algorithms.tools.tune.trial import Outcome, Returns
 from appo.utils.errors import UsageError
 
@@ -312,6 +322,22 @@ def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path
     assert study.next(3) is None
     assert study.confirmed(1) == {3: outcome(3.5), 4: "a reason"}
     assert study.confirmed(0) == {}
+
+
+def test_the_first_trials_change_few_flags_of_the_preset(tmp_path: Path) -> None:
+    space: Space = {f"flag_{number}": (0, 1) for number in range(40)}
+    first: dict[str, object] = dict.fromkeys(space, "0")
+    changes = []
+    for number in range(1 + NEAR_TRIALS + 1):
+        if number % 5 == 0:
+            study = Study(tmp_path, space, (1,), first)  # another start
+        job = study.next(99)
+        assert job is not None
+        study.stop(job.number)
+        changes.append(sum(word != "0" for word in job.words.values()))
+    assert changes[0] == 0
+    assert max(changes[1:-1]) <= FREE_FLAGS < changes[-1]
+    assert sum(changes[1:-1]) > NEAR_TRIALS
 
 
 @pytest.mark.parametrize("line", ["garbage", "[1]", '{"op_code": 99, "worker_id": "a"}', "{}"])
