@@ -72,7 +72,9 @@ def verdict(results: Results) -> list[str]:
         return [*lines, f"no trial with all seeds was better than {name}"]
     lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
     failed = {seed: one for seed, one in results.confirmed.items() if isinstance(one, str)}
-    lines += [f"trial {winner.number} with seed {seed} failed: {reason}" for seed, reason in failed.items()]
+    lines += [
+        f"trial {winner.number} with seed {seed} failed: {' '.join(reason.split())}" for seed, reason in failed.items()
+    ]
     if again := {seed: one for seed, one in results.confirmed.items() if isinstance(one, Outcome)}:
         lines.append(f"trial {winner.number} with seeds {','.join(map(str, again))}: {_mean([*again.values()])}")
         if fmean(one.score for one in again.values()) <= preset.score:

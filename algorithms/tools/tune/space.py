@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 from appo.algorithms.run.algorithms import FlagTable, algorithms_with
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.run.effects import without_effect
+from appo.algorithms.run.first_batch import budget_of
 from appo.algorithms.tools.flags import TUNE_DECIDES
 from appo.utils.command_line import flag_text
 from appo.utils.errors import UsageError
@@ -212,7 +213,8 @@ def _drawn(words: Mapping[str, object], space: Space, preset: Config) -> dict[st
         word = words.get(name)
         if isinstance(one, Range) and is_number(word):
             whole = preset.table.flags[name].kind == "int"
-            values[name] = flat[name] if word == flat[name] else int(word) if whole else float(f"{word:.4g}")
+            short = min(max(float(f"{word:.4g}"), one.low), one.high)
+            values[name] = flat[name] if word == flat[name] else int(word) if whole else short
             continue
         texts = {} if isinstance(one, Range) else {flag_text(choice): choice for choice in one}
         if word not in texts:
@@ -250,9 +252,10 @@ def _fitted(values: dict[str, object], preset: Config, most_samples: float) -> d
 
 
 def is_accepted(values: Mapping[str, object], preset: Config) -> bool:
-    """Return whether a start takes the flags of a trial."""
+    """Return whether a start takes the flags of a trial, and its budget lasts until the first update."""
     try:
-        check(Config.from_flat({**preset.to_flat(), **values}))
+        check(config := Config.from_flat({**preset.to_flat(), **values}))
+        budget_of(config, 1)  # frames per step are not known before the environment is made
     except UsageError:
         return False
     return True

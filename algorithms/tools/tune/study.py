@@ -119,12 +119,11 @@ class Study:
             raise UsageError(f"{path} is damaged: {type(error).__name__}: {text_of(error)}") from None
         # Another seed at each start: the seed of the first start would draw its trials again.
         self._study.sampler = self._optuna.samplers.TPESampler(seed=len(self.records()))
-        if not self._study.trials:
-            self._study.enqueue_trial(dict(first))
-            draws, names = np.random.default_rng(0), list(space)
-            for _ in range(NEAR_TRIALS):
-                free = draws.choice(names, min(FREE_FLAGS, len(names)), replace=False)
-                self._study.enqueue_trial({name: word for name, word in first.items() if name not in free})
+        draws, names = np.random.default_rng(0), list(space)
+        size = min(FREE_FLAGS, len(names))
+        free: list[list[str]] = [draws.choice(names, size, replace=False).tolist() for _ in range(NEAR_TRIALS)]
+        for drawn in [[], *free][len(self._study.trials) :]:  # some may be missing after a kill
+            self._study.enqueue_trial({name: word for name, word in first.items() if name not in drawn})
         self._waiting: deque[Job] = deque()
         self._running: dict[int, optuna.trial.Trial] = {}
         for trial in self._study.get_trials(deepcopy=False, states=(trials.TrialState.RUNNING,)):

@@ -131,6 +131,7 @@ def test_the_first_trial_of_the_built_in_space_is_the_preset(algo: str, preset: 
         ({}, "batch_size", [256, 64, 128, 512, 1024]),
         ({"microbatch_size": 128}, "batch_size", [256, 128, 512, 1024]),
         ({"algo": "PPO", "microbatch_size": 128}, "batch_size", [256, 512, 1024]),
+        ({"algo": "APEX", "train_for_env_steps": 2500}, "learning_starts", [1000, 250, 500, 2000]),
         ({"train_for_seconds": 2.0}, "lr_schedule", ["constant", "linear"]),
         ({"train_for_seconds": 2.0, "lockstep": True, "device": "cpu"}, "lr_schedule", None),
     ],
@@ -140,6 +141,12 @@ def test_the_built_in_space_has_no_choice_that_fixed_flags_forbid(
 ) -> None:
     space = built_in(resolve({"env": "CartPole-v1", **fixed})[0], fixed)
     assert space.get(name) == (choices and {"choices": choices})
+
+
+def test_a_rounded_number_stays_within_its_range(preset: Config) -> None:
+    space = {"gamma": Range(0.90001, 0.99996, False)}
+    drawn = [values_of({"gamma": word}, space, preset, math.inf)["gamma"] for word in (0.90001, 0.912345, 0.99996)]
+    assert drawn == [0.90001, 0.9123, 0.99996]
 
 
 def test_values_that_no_start_takes_together_give_way_to_those_of_the_first_trial(preset: Config) -> None:
@@ -413,9 +420,9 @@ def test_results_compare_the_winner_with_the_preset() -> None:
     assert said["states"] == {"finished": 2, "stopped": 1}
     assert said["winner"] == 2
     assert [one["score"] for one in said["trials"]] == [2.0, None, 5.0]
-    failed = found._replace(confirmed={3: outcome(4.0), 4: "a reason"})
+    failed = found._replace(confirmed={3: outcome(4.0), 4: "a\nreason"})
     assert verdict(failed)[2:] == ["trial 2 with seed 4 failed: a reason", "trial 2 with seeds 3: 4.00"]
-    assert summary(failed)["confirmed"] == {3: outcome(4.0)._asdict(), 4: {"error": "a reason"}}
+    assert summary(failed)["confirmed"] == {3: outcome(4.0)._asdict(), 4: {"error": "a\nreason"}}
     worse = found._replace(confirmed={3: outcome(1.0)})
     assert verdict(worse)[-1].startswith("with new seeds the winner is not better than the preset")
     moved = worse._replace(changes={**changes, 0: {"gamma": 0.6, "rollout": 64}})
