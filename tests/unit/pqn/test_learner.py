@@ -191,7 +191,7 @@ def test_the_value_of_a_true_final_observation_is_that_of_its_best_allowed_choic
     with torch.inference_mode():
         found = policy.final(obs, batch.first[:, 0], torch.zeros(ROLLOUT + 1, 0))["final_value"]
         expected = [best_of(q, batch, t, 0) for t, q in enumerate(values_of(learner.model, batch, 0))]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # a sum of larger terms may be near 0
 
 
 def test_what_has_no_effect_or_no_meaning_is_refused() -> None:
