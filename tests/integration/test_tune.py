@@ -41,6 +41,10 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["a", "--env=CartPole-v1", "--trial_seconds=2", "--lockstep", "--device=cpu", "--lr_schedule=linear"],
             "trial 0: --lockstep and --deterministic_resume repeat no clock",
         ),
+        (
+            ["a", "--env=Pendulum-v1", "--algo=SAC", "--trial_env_steps=900", "--learning_starts=1000"],
+            "trial 0: --train_for_env_steps=900 ends before the first update",
+        ),
         (["a", *NEW, "--algo=Auto"], "--algo=Auto is none of .*, MARWIL, auto; did you mean auto?"),
         (["a", *NEW, "--space=twice.json"], "twice.json is damaged: gamma is there twice"),
         (["a", *NEW, "--algo=BC", "--input=d"], "--algo=BC plays no episodes"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from appo.algorithms.run.config import Config, check, resolve
+from appo.algorithms.run.first_batch import budget_of
 from appo.algorithms.run.folder import MARK, folders, is_run
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.trust import is_marked, marked
@@ -163,7 +164,8 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     settings = Settings(asked, shared, preset.to_flat(), content)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
     try:
-        check(Config.from_flat({**of_runs.to_flat(), **first}))
+        check(trial := Config.from_flat({**of_runs.to_flat(), **first}))
+        budget_of(trial, 1)
     except UsageError as error:
         raise UsageError(f"trial 0: {error}") from None
     return settings
