@@ -132,7 +132,7 @@ def _row(flag: Flag) -> tuple[str, str, str]:
     limits = [f"{word} {limit:g}" for word, limit in bounds if limit and limit < SHOWN_LIMIT]
     choices = [" or ".join(f"`{choice}`" for choice in flag.choices)] if flag.choices else []
     more = "; ".join(choices + limits)
-    return names + " \\*" * flag.fixed_on_resume, default, _escaped(flag.help) + (f" ({more})" if more else "")
+    return names + " \\*" * bool(flag.fixed_on_resume), default, _escaped(flag.help) + (f" ({more})" if more else "")
 
 
 def _escaped(text: str) -> str:

@@ -37,7 +37,7 @@ class Flag:
         minimum, maximum: inclusive limits, of every element of a tuple.
         mutation: kind of change in population-based training.
         mutation_range: inclusive range of mutations.
-        fixed_on_resume: a resumed run cannot change the value.
+        fixed_on_resume: a resumed run cannot change the value; with the name of a flag, if that flag is on.
         aliases: other names.
         alone: meaning of the name without a value; None: a value is required.
         negated: choice that `--no_NAME`, with the name or an alias, selects; empty: only booleans have a negation.
@@ -58,7 +58,7 @@ class Flag:
     maximum: float | None = None
     mutation: Mutation | None = None
     mutation_range: tuple[float, float] | None = None
-    fixed_on_resume: bool = False
+    fixed_on_resume: bool | str = False
     aliases: tuple[str, ...] = ()
     alone: str | None = None
     negated: str = ""
@@ -74,6 +74,10 @@ class Flag:
         nor empty, `name=pattern` for the text of a value, or `name>number`. An alternative without a value holds.
         """
         return next((part for part in self.needs.split() if not any(_holds(a, values) for a in part.split("|"))), None)
+
+    def is_fixed(self, saved: Mapping[str, object]) -> bool:
+        """Return whether a resumed run with saved flags cannot change the value."""
+        return self.fixed_on_resume is True or bool(saved.get(str(self.fixed_on_resume)))
 
     @property
     def negations(self) -> tuple[str, ...]:
@@ -98,7 +102,7 @@ def flag(  # noqa: PLR0913 (a declaration reads best flat, and all but two are k
     maximum: float | None = None,
     mutation: Mutation | None = None,
     mutation_range: tuple[float, float] | None = None,
-    fixed_on_resume: bool = False,
+    fixed_on_resume: bool | str = False,
     aliases: Sequence[str] = (),
     synonyms: Mapping[str, str] | None = None,
     alone: str | None = None,

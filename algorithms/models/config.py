@@ -123,12 +123,15 @@ class ModelConfig:
         "orthogonal",
         "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",
         choices=("orthogonal", "xavier_uniform", "torch_default"),
+        fixed_on_resume=True,
+        needs="scratch",
     )
     policy_init_gain: float = flag(
         1.0,
         "gain of the initial weights of the hidden layers",
         minimum=0,
-        needs="policy_initialization=orthogonal|policy_initialization=xavier_uniform",
+        fixed_on_resume=True,
+        needs="policy_initialization=orthogonal|policy_initialization=xavier_uniform scratch",
     )
     actor_critic_share_weights: bool = flag(
         True, "one encoder and core for actor and critic, or one each", fixed_on_resume=True, needs="critic"
@@ -144,7 +147,8 @@ class ModelConfig:
         "standard deviation of continuous actions at the start; exp(-5) and exp(2) are the limits of any deviation",
         minimum=0.0068,
         maximum=7.38,
-        needs="reals",
+        fixed_on_resume=True,
+        needs="reals scratch",
     )
     use_spectral_norm: bool = flag(
         False,

@@ -344,6 +344,8 @@ class ReplayKeeper:
         assert file is not None
         self._due = self.clock() + self.seconds
         if self._writing is None or self._writing.done():
+            if self._writing is not None:
+                self._writing.result(0.0)  # raises anything but a refusal of the disk
             self._writing = self.thread.submit(lambda: self._save(file))
         yield from ()
 

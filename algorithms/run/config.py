@@ -566,7 +566,7 @@ def _saved_values(
         return {}
     values = table.values_before | typed(stored, f"saved configuration of run {run.experiment}", table)
     saved = {name: value for name, value in values.items() if name not in LOCATION}
-    fixed = {name: value for name, value in asked.items() if table.flags[name].fixed_on_resume}
+    fixed = {name: value for name, value in asked.items() if table.flags[name].is_fixed(saved)}
     if is_again(str(saved.get("env", "")), str(fixed.get("env", ""))):
         fixed.pop("env")  # the same class under its present name
     before = {name: table.flags[name].default for name in fixed} | saved  # the flag may be newer than the run

@@ -26,6 +26,7 @@ FEATURES = {
     "reals": "actions that are drawn as numbers",
     "rounds": "algorithms that learn from batches of several actors",
     "returns": "algorithms that estimate returns",
+    "scratch": "runs without --init_from",
     "single": "environments with a single observation, not normalized by --normalize_input",
     "track=*wandb*": "--track=wandb",
     "vectors": "environments that show numbers",
@@ -56,6 +57,7 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
         "reals": any(action.is_real),
         "rounds": algorithm.needs_actors and not algorithm.whole_rollouts,
         "returns": algorithm.learns_from_rewards,
+        "scratch": not config.run.init_from,
         "single": SINGLE_KEY in inputs and not config.model.normalizes(inputs[SINGLE_KEY]),
         "vectors": bool(encoders & MLPS),
     }

@@ -55,7 +55,11 @@ class SACConfig(ReplayConfig):
         True, "adjust the temperature until the entropy of the policy is target_entropy", fixed_on_resume=True
     )
     temperature: float = flag(
-        1.0, "weight of entropy against reward; with learn_temperature at the start", minimum=1e-9
+        1.0,
+        "weight of entropy against reward; with learn_temperature at the start, and then fixed when a run resumes",
+        minimum=1e-9,
+        fixed_on_resume="learn_temperature",
+        needs="learn_temperature=False|scratch",
     )
     target_entropy: float | None = flag(
         None,

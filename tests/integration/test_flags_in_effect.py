@@ -339,6 +339,26 @@ def test_a_flag_of_something_that_is_off_gets_one_line(
     assert sorted(without_effect(config, features)) == lines
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--policy_initialization=xavier_uniform", "--policy_init_gain=2", "--initial_stddev=2"], [
+            "initial_stddev", "policy_init_gain", "policy_initialization",
+        ]),
+        (["--algo=SAC", "--temperature=0.5"], ["temperature"]),
+        (["--algo=SAC", "--temperature=0.5", "--learn_temperature=False"], []),
+    ],
+)  # fmt: skip
+def test_flags_of_the_first_weights_are_for_runs_that_draw_them(words: list[str], names: list[str]) -> None:
+    spec = spec_of(NUMBERS, REALS)
+    config = completed(resolve(parse_train_flags(["--env=my.games:Maze", *words]))[0], spec)
+    assert list(without_effect(config, features_of(config, spec, "serial", remembers=False))) == []
+    config = replace(config, run=replace(config.run, init_from="a"))
+    lines = list(without_effect(config, features_of(config, spec, "serial", remembers=False)))
+    assert [line.partition(" ")[0] for line in lines] == [f"--{name}" for name in names]
+    assert all(line.endswith("runs without --init_from") for line in lines)
+
+
 def test_only_what_is_given_is_told_and_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [f"--train_dir={tmp_path}", "--env=CartPole-v1", *SMALL, *PLAYING, *LENGTHS["APPO"]]
     told = []

@@ -105,6 +105,13 @@ def test_a_run_that_was_killed_begins_again_once(deaths: int, tmp_path: Path) ->
     assert (done.returncode, cause in done.stderr) == ((0, False) if deaths == 1 else (1, True))
 
 
+def test_a_folder_that_is_taken_away_ends_the_study_with_a_line(tmp_path: Path) -> None:
+    takes = 'folder = Path("train_dir/a"); [*folder.glob("trial_1*")] and (folder.rename("b"), folder.touch())'
+    done = search(tmp_path, takes, *OWN, "--trials=2")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: study a cannot be written: [Errno 20] Not a directory: ")
+
+
 def trials_of(printed: str) -> set[int]:
     """The numbers of the trials that ended or went on."""
     return {int(number) for number in re.findall(r"^trial (\d+) seed", printed, re.MULTILINE)}

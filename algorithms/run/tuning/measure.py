@@ -200,14 +200,17 @@ def _with_threads(costs: Costs, threads: int, ratio: object) -> Costs:
 
 
 def resolve_defaults(config: Config) -> Config:
-    """Decide the flags that depend on the kind of observation; make the environment if necessary.
+    """Decide the flags that depend on the kind of observation; make the environment if necessary (see `made_once`)."""
+    return completed(config, made_once(config)) if config.undecided else config
+
+
+def made_once(config: Config) -> EnvSpec:
+    """Make the environment in a process of its own; return its spaces.
 
     Raises:
         UsageError, EnvironmentFailure, WorkerError: the environment cannot be made, or flags contradict each other.
         Interrupted: a signal arrived meanwhile.
     """
-    if not config.undecided:
-        return config
     if config.env.env:
         check_name(config.env)
     with (
@@ -225,7 +228,7 @@ def resolve_defaults(config: Config) -> Config:
     ):
         spec = require_answer(inquiry.answer(config.sampling.reset_timeout_seconds))
     assert isinstance(spec, EnvSpec)
-    return completed(config, spec)
+    return spec
 
 
 def require_answer(answer: object) -> object:

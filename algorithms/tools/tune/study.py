@@ -36,7 +36,7 @@ returned 24.1 in Freeway of MinAtar, and 28.2 with these trials (preset: 21.7).
 WARM_UP_POINTS, FEWEST_CURVES = 3, 5
 """No run ends early before this point of its curve, and beside fewer curves."""
 JOURNAL, LONGEST_LINE = "journal.log", 1 << 20
-STUDY, RUN, ERROR, CONFIRMED = "study", "run", "error", "confirmed"
+STUDY, RUN, SEEDS, ERROR, CONFIRMED = "study", "run", "seeds", "error", "confirmed"
 
 
 class Record(NamedTuple):
@@ -93,14 +93,17 @@ def goes_on(own: float, others: Sequence[float]) -> bool:
 
 
 def is_hopeless(curve: Mapping[int, float], step: int, others: Sequence[Mapping[int, float]]) -> bool:
-    """Return whether the best score of a run until a step is below the median of the other curves at the step.
+    """Return whether the best score of a run until a step is below the median of the other runs at the same tenth.
 
-    The last score of a run that has ended early stays. Source: median stopping rule (Golovin et al. 2017, "Vizier").
+    Runs of all seeds count: only good trials have a second seed, and half of them would be below their median. The last
+    score of a run that has ended early stays. Source: median stopping rule (Golovin et al. 2017, "Vizier").
     """
-    first = (step - 1) // POINTS * POINTS + 1  # of the same seed
-    runs = [[one[at] for at in range(first, step + 1) if at in one] for one in (curve, *others)]
-    known = [scores[-1] for scores in runs[1:] if scores]
-    return step - first >= WARM_UP_POINTS and len(known) >= FEWEST_CURVES and max(runs[0]) < median(known)
+    tenth = (step - 1) % POINTS
+    best = max(curve[at] for at in range(step - tenth, step + 1) if at in curve)
+    seeds = range(0, max((at for one in others for at in one), default=0), POINTS)
+    runs = [[one[at] for at in range(seed + 1, seed + tenth + 2) if at in one] for one in others for seed in seeds]
+    known = [scores[-1] for scores in runs if scores]
+    return tenth >= WARM_UP_POINTS and len(known) >= FEWEST_CURVES and best < median(known)
 
 
 class Study:
@@ -200,9 +203,12 @@ class Study:
         own = records.pop(trial.number)
         self._running[trial.number] = trial
         rung, others = len(own.outcomes), [record.score for record in records.values() if record.outcomes]
+        begun = rung < trial.user_attrs.get(SEEDS, 0)  # before a kill
         if own.error:
             self.stop(trial.number)
-        elif not rung or (rung < len(self.seeds) and (trial.number == 0 or goes_on(own.score, others))):
+        elif not rung or (rung < len(self.seeds) and (trial.number == 0 or begun or goes_on(own.score, others))):
+            if not begun:
+                trial.set_user_attr(SEEDS, rung + 1)
             self._waiting.append(Job(trial.number, words, rung, self.seeds[rung]))
         else:
             self._study.tell(self._running.pop(trial.number), own.score)

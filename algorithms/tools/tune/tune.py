@@ -17,7 +17,7 @@ from appo.algorithms.run.first_batch import budget_of
 from appo.algorithms.run.folder import MARK, folders, is_run
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.trust import is_marked, marked
-from appo.algorithms.run.tuning.measure import resolve_defaults
+from appo.algorithms.run.tuning.measure import made_once, resolve_defaults
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes.fork_server import start_fork_server
 from appo.algorithms.runtime.processes.inquiry import Inquiry
@@ -39,7 +39,7 @@ from appo.algorithms.tools.tune.study import Job, Record, Study, require_optuna
 from appo.algorithms.tools.tune.trial import Outcome, Point, run_trial
 from appo.envs.make import check_name
 from appo.utils.command_line import flag_text, say, words_of
-from appo.utils.errors import Interrupted, StopNow, UsageError
+from appo.utils.errors import Interrupted, StopNow, UsageError, text_of
 from appo.utils.files import read_mapping
 from appo.utils.lock import RunLock
 from appo.utils.run_folder import RunFolder, read_own_mapping, remove_own, write_json_atomic
@@ -68,6 +68,7 @@ class Settings:
         shared: flags of all runs.
         preset: all flags of the preset.
         space: search space, as the mapping of a file.
+        frames_per_step: env steps of an agent step.
     """
 
     asked: dict[str, Any]
@@ -77,6 +78,7 @@ class Settings:
     trials: int = 0
     tune_for_seconds: float = 0.0
     confirm_seeds: int = CONFIRM_SEEDS
+    frames_per_step: int = 1
 
     @property
     def seeds(self) -> list[int]:
@@ -85,8 +87,8 @@ class Settings:
 
     @property
     def most_samples(self) -> float:
-        """Return the budget of a run in env steps; inf: the budget is a time."""
-        return float(self.shared.get("train_for_env_steps", math.inf))
+        """Return the budget of a run in agent steps; inf: the budget is a time."""
+        return float(self.shared.get("train_for_env_steps", math.inf)) / self.frames_per_step
 
 
 def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
@@ -129,13 +131,15 @@ def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
             for line in write(search.results(winner), config.folder):
                 say(line)
             return 0
+    except OSError as error:  # a full disk, or the folder was removed
+        raise UsageError(f"study {config.study} cannot be written: {text_of(error)}") from None
     except (Interrupted, StopNow) as interruption:
         say(f"study {config.study} is saved: {again} goes on")
         return getattr(interruption, "exit_code", Interrupted.exit_code)
 
 
 def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[str, Any]) -> Settings:
-    """Return the settings of a new study; makes an unknown environment once (UsageError: a flag is wrong)."""
+    """Return the settings of a new study; makes the environment (UsageError: a flag is wrong)."""
     if not (config.trial_env_steps or config.trial_seconds):
         raise UsageError(f"the new study {config.study} needs --trial_env_steps=N or --trial_seconds=S")
     place = {"experiment": "trial", "experiments_root": config.study, "train_dir": config.train_dir}
@@ -152,6 +156,9 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     shared |= {name: limit for name, limit in limits.items() if limit}
     source = f"--space={shown(config.space)}" if config.space else "the built-in space"
     of_runs = Config.from_flat({**preset.to_flat(), **shared})
+    frames = made_once(preset).frames_per_step
+    if not config.space:
+        _require_update(of_runs, frames)
     content = read_mapping(Path(config.space)) if config.space else built_in(of_runs, given)
     space = parse_space(content, preset.table, source)
     for name in space:
@@ -161,14 +168,19 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
         require_effect(space, of_runs, source)
         for name, value in refused(space, of_runs):
             say(f"{source}: a start refuses {name}={words_of(value)} beside trial 0, whose values then take its place")
-    settings = Settings(asked, shared, preset.to_flat(), content)
+    settings = Settings(asked, shared, preset.to_flat(), content, frames_per_step=frames)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
+    _require_update(Config.from_flat({**of_runs.to_flat(), **first}), frames)
+    return settings
+
+
+def _require_update(trial: Config, frames_per_step: int) -> None:
+    """Refuse flags of trial 0 that contradict each other or end before the first update (UsageError)."""
     try:
-        check(trial := Config.from_flat({**of_runs.to_flat(), **first}))
-        budget_of(trial, 1)
+        check(trial)
+        budget_of(trial, frames_per_step)
     except UsageError as error:
         raise UsageError(f"trial 0: {error}") from None
-    return settings
 
 
 def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:

@@ -512,6 +512,19 @@ def test_the_keeper_writes_when_it_is_time_and_at_the_end(
     assert path.exists()
 
 
+def test_a_failure_of_the_code_that_writes_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = ReplayKeeper(file := file_of(filled(SPEC, tmp_path / "file", 2)), 60.0)
+
+    def fails() -> int:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(file, "save", fails)
+    assert list(keeper.work()) == []
+    assert keeper.thread.finish("a test")
+    with pytest.raises(ValueError, match="a mistake"):
+        list(keeper.work())
+
+
 def test_without_the_flag_nothing_is_written() -> None:
     keeper = ReplayKeeper(None, 60.0, lambda: 1e9)
     assert not keeper.pending()

@@ -516,6 +516,23 @@ def test_changed_flags_of_a_saved_run_are_accepted_unless_they_change_what_was_l
     )
 
 
+def test_flags_of_the_first_weights_stay() -> None:
+    save(cartpole("--experiment=a"))
+    assert error_of("--experiment=a", "--policy_initialization=xavier_uniform", "--policy_init_gain=2") == (
+        "run a cannot change policy_initialization orthogonal -> xavier_uniform, policy_init_gain 1 -> 2;"
+        " give another --experiment"
+    )
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_temperature_that_is_learned_stays(learned: bool) -> None:
+    save(parse_train(["--env=Pendulum-v1", "--algo=SAC", "--experiment=a", f"--learn_temperature={learned}"]))
+    if learned:
+        assert error_of("--experiment=a", "--temperature=0.5").startswith("run a cannot change temperature 1 -> 0.5")
+    else:
+        assert parse_train(["--experiment=a", "--temperature=0.5"]).learning.temperature == 0.5
+
+
 def test_a_moved_run_is_found_where_it_is_now() -> None:
     save(cartpole("--experiment=a"))
     Path("train_dir").rename("elsewhere")

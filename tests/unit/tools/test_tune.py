@@ -235,8 +235,13 @@ def test_a_run_below_the_median_ends_after_a_third() -> None:
     assert not is_hopeless({1: 3.5, 4: 2.5}, 4, others)  # once better than the median
     assert not is_hopeless({3: 0.0}, 3, others)
     assert not is_hopeless({4: 0.0}, 4, others[1:])
-    assert not is_hopeless({4: 9.0, 14: 0.0}, 14, others)  # of another seed
-    assert is_hopeless({4: 9.0, 14: 0.0}, 14, [{14: 1.0}] * 5)
+
+
+def test_a_run_is_compared_with_the_runs_of_all_seeds() -> None:
+    others = [{1: 5.0, 4: score} for score in (1.0, 2.0, 3.0)] + [{4: 8.0, 14: 9.0}]
+    assert is_hopeless({4: 9.0, 14: 2.5}, 14, others)  # the median is 3, the first seed does not count
+    assert not is_hopeless({4: 0.0, 13: 3.0, 14: 2.0}, 14, others)
+    assert not is_hopeless({4: 9.0, 14: 0.0}, 14, others[1:])  # four runs
 
 
 def play(returns: Returns, lengths: list[int], values: list[float], policy: int = 0, exploring: bool = False) -> None:
@@ -307,26 +312,30 @@ def test_trials_climb_seed_by_seed_and_a_study_goes_on_from_its_journal(tmp_path
     study.add(second, outcome(5.0))  # the best so far
     study.add(first, outcome(1.0))  # the preset runs with all seeds in any case
     assert [(job.number, job.seed) for job in (study.next(3), study.next(3)) if job] == [(1, 2), (0, 2)]
-    # Killed here: both trials run with their second seed again, with the same parameters.
-    study = Study(tmp_path, SPACE, (1, 2), FIRST)
-    again = [job for job in (study.next(3), study.next(3)) if job]
-    assert again == [Job(0, FIRST, 1, 2), second._replace(rung=1, seed=2)]
-    study.add(again[0], outcome(2.0))
-    study.add(again[1], outcome(3.0))
     third = study.next(3)
     assert third is not None
-    assert study.next(3) is None
-    study.add(third, outcome(1.2))
-    assert study.next(3) is None  # not among the best third: no second seed
+    study.add(third, outcome(9.0))
+    assert study.next(3) == third._replace(rung=1, seed=2)
+    # Killed here: all trials run with their second seed again, with the same parameters, however good others are.
+    study = Study(tmp_path, SPACE, (1, 2), FIRST)
+    again = [job for job in (study.next(3), study.next(3), study.next(3)) if job]
+    assert again == [Job(0, FIRST, 1, 2), second._replace(rung=1, seed=2), third._replace(rung=1, seed=2)]
+    for job, score in zip(again, (2.0, 3.0, -9.0), strict=True):
+        study.add(job, outcome(score))
+    last = study.next(4)
+    assert last is not None
+    assert study.next(4) is None
+    study.add(last, outcome(1.2))
+    assert study.next(4) is None  # not among the best third: no second seed
     found = [(one.state, one.score, len(one.outcomes)) for one in study.records()]
-    assert found == [("finished", 1.5, 2), ("finished", 4.0, 2), ("finished", 1.2, 1)]
+    assert found == [("finished", 1.5, 2), ("finished", 4.0, 2), ("finished", 0.0, 2), ("finished", 1.2, 1)]
     winner = study.winner()
     assert winner is not None
     assert winner.number == 1
     study.confirm(Job(1, {}, 0, 3, confirms=True), outcome(3.5))
     study.confirm(Job(1, {}, 0, 4, confirms=True), "a reason")
     study = Study(tmp_path, SPACE, (1, 2), FIRST)
-    assert study.next(3) is None
+    assert study.next(4) is None
     assert study.confirmed(1) == {3: outcome(3.5), 4: "a reason"}
     assert study.confirmed(0) == {}
 
