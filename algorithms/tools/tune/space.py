@@ -255,7 +255,7 @@ def is_accepted(values: Mapping[str, object], preset: Config) -> bool:
     """Return whether a start takes the flags of a trial, and its budget lasts until the first update."""
     try:
         check(config := Config.from_flat({**preset.to_flat(), **values}))
-        budget_of(config, 1)  # frames per step are not known before the environment is made
+        budget_of(config, 1)  # skipped frames are not counted: a trial that they end too early fails with a line
     except UsageError:
         return False
     return True

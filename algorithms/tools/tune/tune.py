@@ -61,7 +61,7 @@ QUIET: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The content of study.json. Only the limits in the last three lines may change.
+    """The content of study.json. Only `trials`, `tune_for_seconds` and `confirm_seeds` may change.
 
     Attributes:
         asked: flags of the first command line, of training and of the study.
@@ -75,10 +75,10 @@ class Settings:
     shared: dict[str, Any]
     preset: dict[str, Any]
     space: dict[str, Any]
+    frames_per_step: int = 1  # of studies from before this was kept
     trials: int = 0
     tune_for_seconds: float = 0.0
     confirm_seeds: int = CONFIRM_SEEDS
-    frames_per_step: int = 1
 
     @property
     def seeds(self) -> list[int]:
@@ -131,7 +131,7 @@ def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
             for line in write(search.results(winner), config.folder):
                 say(line)
             return 0
-    except OSError as error:  # a full disk, or the folder was removed
+    except (FileNotFoundError, NotADirectoryError) as error:  # the folder was taken away
         raise UsageError(f"study {config.study} cannot be written: {text_of(error)}") from None
     except (Interrupted, StopNow) as interruption:
         say(f"study {config.study} is saved: {again} goes on")
@@ -168,7 +168,7 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
         require_effect(space, of_runs, source)
         for name, value in refused(space, of_runs):
             say(f"{source}: a start refuses {name}={words_of(value)} beside trial 0, whose values then take its place")
-    settings = Settings(asked, shared, preset.to_flat(), content, frames_per_step=frames)
+    settings = Settings(asked, shared, preset.to_flat(), content, frames)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
     _require_update(Config.from_flat({**of_runs.to_flat(), **first}), frames)
     return settings
