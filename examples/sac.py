@@ -1,13 +1,12 @@
-"""Soft actor-critic on the replay: two critics, a squashed Gaussian policy, a learned temperature.
+"""Soft actor-critic on the replay, with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1).
 
-    y = R + gamma^n (min Q'(s', a') - alpha log pi(a'|s')),  critics: (Q(s, a) - y)^2,  policy: alpha log pi - min Q
-
-Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1.
+Critics minimize (Q(s, a) - y)^2 with y = R + gamma^n (min Q'(s', a') - alpha log pi(a'|s')), the policy minimizes
+alpha log pi(a|s) - min Q(s, a).
 """
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from appo.algorithms.parts.config import STEP_METRICS, network_metrics
 from appo.algorithms.parts.learner import FlatLearner
 from appo.algorithms.parts.stochastic_policy import StochasticPolicy
 from appo.algorithms.replay.algorithm import ReplayAlgorithm
-from appo.algorithms.replay.config import ReplayConfig
+from appo.algorithms.replay.config import PacedReplayConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.envs.spec import EnvSpec
@@ -30,26 +29,16 @@ from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
-class SACConfig(ReplayConfig):
+class SACConfig(PacedReplayConfig):
     """Learning."""
 
-    learning_rate: float = same_flag(ReplayConfig, "learning_rate", default=1e-3)
+    learning_rate: float = same_flag(PacedReplayConfig, "learning_rate", default=1e-3)
     critic_learning_rate: float = flag(1e-3, "step size of the critics", minimum=0)
-    rollout: int = same_flag(ReplayConfig, "rollout", default=1)
-    batch_size: int = same_flag(ReplayConfig, "batch_size", default=256)
-    learning_starts: int = same_flag(ReplayConfig, "learning_starts", default=1000)
-    prioritized_replay: bool = same_flag(ReplayConfig, "prioritized_replay", default=False)
-    max_weight_sync_delay: int = same_flag(ReplayConfig, "max_weight_sync_delay", default=0)
-    updates_per_step: float = flag(1.0, "optimizer steps per agent step", minimum=1e-6)
-
-    @property
-    def uses_per_step(self) -> float:
-        """Uses of every agent step in training."""
-        return self.updates_per_step * self.mix.played(self.batch_size)
-
-    def one_update(self, size: int) -> "SACConfig":
-        """Return flags for one update on so many new samples, for measuring time."""
-        return replace(super().one_update(size), updates_per_step=1 / size)
+    rollout: int = same_flag(PacedReplayConfig, "rollout", default=1)
+    batch_size: int = same_flag(PacedReplayConfig, "batch_size", default=256)
+    learning_starts: int = same_flag(PacedReplayConfig, "learning_starts", default=1000)
+    prioritized_replay: bool = same_flag(PacedReplayConfig, "prioritized_replay", default=False)
+    max_weight_sync_delay: int = same_flag(PacedReplayConfig, "max_weight_sync_delay", default=0)
 
 
 class SACLearner(FlatLearner):

@@ -11,7 +11,10 @@ from appo.utils.flags import flag, same_flag
 
 @dataclass(frozen=True)
 class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
-    """Flags of a replay, and of batches drawn from the replay; a subclass adds the pace, `uses_per_step`."""
+    """Flags of a replay, and of batches drawn from the replay; a subclass adds the pace, `uses_per_step`.
+
+    `PacedReplayConfig` is the subclass with a number of updates per step.
+    """
 
     rollout: int = same_flag(
         ColumnsConfig, "rollout", "steps of a trajectory, the unit handed from actors to the replay"
@@ -143,7 +146,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
 
     @property
     def waiting_columns(self) -> int:
-        """Trajectories that actors may play ahead of the learner: as many as owe an update, at least one."""
+        """Trajectories that actors may play ahead of the learner: as many as one update needs, at least one."""
         steps = min(self.batch_size, 1 / self.updates_per_step) if self.updates_per_step else self.batch_size
         return max(1, int(steps) // self.rollout)
 
@@ -182,6 +185,28 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
             )
         if self.mix.datasets and self.mix.sampler and self.batch_size < 2:
             raise UsageError("--input: a batch of one step cannot be mixed, raise --batch_size")
+
+
+@dataclass(frozen=True)
+class PacedReplayConfig(ReplayConfig):
+    """Flags of a replay with a number of updates per agent step."""
+
+    updates_per_step: float = flag(
+        1.0,
+        "optimizer steps per agent step: actors wait for the learner, and it for them, to keep it; 0 = as many as the"
+        " learner manages",
+        minimum=0,
+        needs="actors",
+    )
+
+    @property
+    def uses_per_step(self) -> float:
+        """Uses of every agent step in training, on average; 0: as many as the learner manages."""
+        return self.updates_per_step * self.mix.played(self.batch_size)
+
+    def one_update(self, size: int) -> Self:
+        """Return flags for training once on so many new samples, for measuring time."""
+        return replace(super().one_update(size), updates_per_step=1.0 / size)
 
 
 REPLAY_METRICS = {

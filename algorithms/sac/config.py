@@ -1,16 +1,15 @@
 """The flags of SAC. Imports neither torch nor numpy."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from appo.algorithms.parts.config import STEP_METRICS, OptimizerConfig, network_metrics
-from appo.algorithms.replay.config import ReplayConfig
+from appo.algorithms.replay.config import PacedReplayConfig, ReplayConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag, same_flag
 
 
 @dataclass(frozen=True)
-class SACConfig(ReplayConfig):
+class SACConfig(PacedReplayConfig):
     """Learning."""
 
     learning_rate: float = same_flag(
@@ -33,13 +32,6 @@ class SACConfig(ReplayConfig):
     )
     prioritized_replay: bool = same_flag(ReplayConfig, "prioritized_replay", default=False)
     max_weight_sync_delay: int = same_flag(ReplayConfig, "max_weight_sync_delay", default=0)
-    updates_per_step: float = flag(
-        1.0,
-        "optimizer steps per agent step: actors wait for the learner, and it for them, to keep it; 0 = as many as the"
-        " learner manages",
-        minimum=0,
-        needs="actors",
-    )
     num_critics: int = flag(
         2, "networks that value actions; the smallest of their values counts", minimum=1, fixed_on_resume=True
     )
@@ -66,15 +58,6 @@ class SACConfig(ReplayConfig):
         "entropy of an action in [-1, 1] that learn_temperature aims at; none = one nat less than 0 per number",
         needs="learn_temperature",
     )
-
-    @property
-    def uses_per_step(self) -> float:
-        """Uses of every agent step in training, on average; 0: as many as the learner manages."""
-        return self.updates_per_step * self.mix.played(self.batch_size)
-
-    def one_update(self, size: int) -> Self:
-        """Return flags for training once on so many new samples, for measuring time."""
-        return replace(super().one_update(size), updates_per_step=1.0 / size)
 
     def check(self) -> None:
         """Refuse contradictory flags (UsageError)."""
