@@ -148,6 +148,8 @@ class EnvConfig:
 
     def check(self, *, writes: bool) -> None:
         """Refuse flags that contradict each other (UsageError); `writes`: the run writes a dataset."""
+        if not self.reward_scale:
+            raise UsageError("--reward_scale=0 makes every reward 0, and nothing is learned")
         if self.episodic_life and writes:
             raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
         if self.soft_horizon and self.horizon is None:

@@ -41,7 +41,7 @@ class APEX(ReplayAlgorithm):
 
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""
-        return OfflineAPEX()
+        return OfflineAPEX() if type(self) is APEX else super().without_actors()
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""

@@ -1,5 +1,6 @@
 """Flags of several algorithms, each declared once. Imports neither torch nor numpy."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -55,6 +56,12 @@ class OptimizerConfig:
         if self.lr_adaptive_min > self.lr_adaptive_max:
             raise UsageError(
                 f"--lr_adaptive_min={self.lr_adaptive_min:g} is above --lr_adaptive_max={self.lr_adaptive_max:g}"
+            )
+        follows = self.lr_schedule.startswith("kl_adaptive") and self.learning_rate
+        if follows and not self.lr_adaptive_min <= self.learning_rate <= self.lr_adaptive_max:
+            raise UsageError(
+                f"--learning_rate={self.learning_rate:g} is not between --lr_adaptive_min={self.lr_adaptive_min:g} and"
+                f" --lr_adaptive_max={self.lr_adaptive_max:g}, the bounds of --lr_schedule={self.lr_schedule}"
             )
 
 
@@ -148,9 +155,10 @@ def check_iteration(batch_size: int, num_batches: int, rollout: int) -> None:
 def check_segments(batch_size: int, segment_steps: int) -> None:
     """Refuse minibatches that are not whole segments of a network with a memory (UsageError)."""
     if batch_size % segment_steps:
+        shared = math.gcd(batch_size, segment_steps)
         raise UsageError(
             f"--batch_size={batch_size} is no multiple of --recurrence={segment_steps}, the steps of a segment that a"
-            " recurrent network is trained on"
+            f" recurrent network is trained on, by default --rollout: give --recurrence={shared}"
         )
 
 
@@ -214,6 +222,7 @@ class SurrogateConfig(ColumnsConfig):
         1.0,
         "largest change of the value from its behaviour estimate, in units of the critic; 0 = off",
         minimum=0,
+        needs="value_loss_coeff",
         mutation="scale",
         mutation_range=(1e-2, 1e3),
     )

@@ -1,5 +1,6 @@
 """The policy of Q-learning: the greedy action, or a random action with the probability of the row."""
 
+import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -46,6 +47,11 @@ class EpsilonGreedyPolicy:
         self.rnn_state_size = flat.module.rnn_state_size
         self._dtype = getattr(torch, spec.action.dtype)
         self._of_player = 0.0
+        self._learns = torch.ones((), device=flat.flat.device)  # a tensor: a captured pass repeats no Python
+
+    def follow(self, env_steps: int) -> None:
+        """Note whether a learner counts env steps: without a learner, the network's share of random actions is 0."""
+        self._learns.fill_(env_steps < sys.maxsize)
 
     def explore(self, epsilon: float) -> None:
         """Set the probability of a random action for rows without numbers, the rows of a player."""
@@ -75,7 +81,7 @@ class EpsilonGreedyPolicy:
         if rows is not None and self.epsilon is not None:
             # A network can have a share of random actions that falls while it learns, see `QNetwork.exploration`.
             epsilon, share = self.epsilon[rows], self.model.exploration
-            epsilon = epsilon if share is None else epsilon + (1 - epsilon) * share
+            epsilon = epsilon if share is None else epsilon + (1 - epsilon) * share * self._learns
         elif self._of_player:
             epsilon = q.new_full((len(q),), self._of_player)
         if greedy is not True and epsilon is not None:

@@ -1,6 +1,8 @@
 """Base classes of learners: optimizer step, running statistics, counters, metrics, and the saved state."""
 
 import base64
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +14,7 @@ from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
+from appo.algorithms.ops.normalization import std
 from appo.algorithms.parts.config import STEP_METRICS
 from appo.algorithms.parts.flat_optimizer import as_given
 from appo.algorithms.parts.optimizer import FlatAdam, adam_of
@@ -27,6 +30,8 @@ from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, 
 from appo.algorithms.runtime.memory.plain_state import GENERATORS
 from appo.envs.spec import MASK_KEY
 from appo.utils.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 LOSS = "loss"
 """The metric that must be finite, or the step is skipped."""
@@ -67,11 +72,13 @@ class FlatLearner(ABC):
         generator: random numbers on the host, for example for the order of minibatches; part of the state.
         device_generator: random numbers on the device, part of the state; on a CPU the generator of the host.
         ranks: learners that each have a part of every batch, see `join`; None for a single learner.
+        smallest_deviation: deviation of normalized returns below which a warning says that nothing is learned; 0: none.
     """
 
     config: Any
     optimizer: FlatAdam | FlatRMSProp
     ranks: Ranks | None = None
+    smallest_deviation = 1e-4  # the limits of advantages and of the critic's unit hide smaller differences
 
     def __init__(
         self,
@@ -206,7 +213,21 @@ class FlatLearner(ABC):
             found[RATE] = self.optimizer.rate_in_use()
         for network in self.networks.values():
             found |= network.metrics()
+        self._warn_of_small_returns()
         return found
+
+    def _warn_of_small_returns(self) -> None:
+        """Log once if returns differ so little that the limits of advantages and of the critic's unit hide them."""
+        returns, deviation = self.statistics.returns, float(std(self.statistics.returns, eps=0.0))
+        rounding = 1e-6 * abs(float(returns.mean))  # constant returns differ by it
+        if self.smallest_deviation and returns.count and rounding < deviation < self.smallest_deviation:
+            self.smallest_deviation = 0.0
+            factor = 10.0 ** -round(math.log10(deviation))
+            log.warning(
+                "returns differ by %.1e only, so little or nothing is learned: give --reward_scale=%g",
+                deviation,
+                factor,
+            )
 
     def _skipped_in_a_row(self) -> float:
         return max(float(optimizer.skipped_in_a_row) for optimizer in self.optimizers)

@@ -16,6 +16,11 @@ SHARED = (
     "max_skipped_updates",
     "normalize_returns",
     "encoder_custom",
+    "replay_capacity",
+    "replay_compression",
+    "replay_compressed_share",
+    "batch_replay",
+    "num_replay_shards",
 )
 """Flags of learning and of the network that all policies share: sizes of memory, and names of code."""
 BATCH_GROWTH = 1.5

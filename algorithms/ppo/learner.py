@@ -52,6 +52,7 @@ class PPOLearner(SurrogateLearner):
     """
 
     config: PPOConfig
+    smallest_deviation = 0.0  # advantages are normalized in units of the critic
 
     def __init__(
         self,

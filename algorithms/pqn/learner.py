@@ -19,6 +19,7 @@ from appo.algorithms.parts.segments import drawn_segments, rows_of, select
 from appo.algorithms.pqn.config import PQNConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.learner_state import LearnerState
 
 
 class Minibatch(NamedTuple):
@@ -54,6 +55,17 @@ class PQNLearner(FlatLearner):
         super().__init__(flat, context)
         self.model = flat.module
         self.config.check(recurrent=self.model.rnn_state_size > 0)
+        self._explore(0.0)
+
+    def restore(self, state: LearnerState) -> None:
+        """Continue from a state (ValueError); weights of another run begin with the exploration of this run."""
+        super().restore(state)
+        if not self.updates:
+            self._explore(0.0)
+
+    def _explore(self, progress: float) -> None:
+        assert self.model.exploration is not None
+        self.model.exploration.fill_(self.config.exploration(progress, self.updates))
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Train on the columns of an iteration; yield after each optimizer step, and after raising the version.
@@ -64,11 +76,10 @@ class PQNLearner(FlatLearner):
         """
         c, count = self.config, batch.valid.numel() // self.segment_steps
         self.follow(progress)
-        exploration = self.model.exploration
-        assert exploration is not None
-        exploration.fill_(c.exploration(progress, self.updates))
+        self._explore(progress)
         batch = replace(batch, action=losses.zero_invalid(batch.action, batch.valid))
-        target = self.returns(batch)
+        target, exploration = self.returns(batch), self.model.exploration
+        assert exploration is not None
         for segments in drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, self.generator):
             minibatch = self.minibatch(batch, target, segments.to(target.device, non_blocking=True))
             self.optimizer.gradient.zero_()

@@ -60,6 +60,8 @@ class ReplayFile:
             self._place[name] = self._nbytes
             self._nbytes += -(-array.nbytes // PAGE) * PAGE
         shapes = {name: (array.shape, array.dtype.name) for name, array in self._arrays.items()}
+        if storage.spec.same_step:  # ends of episodes have another meaning, see `Outcomes`
+            shapes["same_step"] = ((), "bool")
         digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
         numbers = f"{storage.columns} {storage.rollout}"
         self._header = f"replay 2 {digest}\n{numbers} {zlib.crc32(numbers.encode()):08x}\n".encode()

@@ -7,6 +7,7 @@ cursor, totals and tree from words, notes and leaves.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -21,6 +22,8 @@ from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.memory.weights import barrier
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.spec import EnvSpec
+
+log = logging.getLogger(__name__)
 
 EVICTED = -1  # the word of a column whose frames are being overwritten
 Number = TypeVar("Number", int, Array)
@@ -328,6 +331,7 @@ class ReplayStorage:
         }
         self.obs = {key: self._array(f"obs.{key}") for key, stack in stacks.items() if not stack}
         self.leaves = plan.leaves_per_column(self.rollout)
+        self._has_warned = False
         self._leaf = self._array("leaf")[: self.columns * self.leaves].reshape(self.columns, self.leaves)
         self.recover()
 
@@ -430,7 +434,7 @@ class ReplayStorage:
 
     def _make_room(self, number: int, packed: Mapping[str, Packed]) -> int:
         """Evict columns in the place or the frames of the next; return the number of their steps never drawn."""
-        dropped = 0
+        dropped, oldest = 0, self.oldest
         while self.oldest <= self.newest and (
             self.oldest <= number - self.columns
             or not all(
@@ -446,6 +450,14 @@ class ReplayStorage:
             dropped += int(np.count_nonzero(self.arrays["valid"][place] & ~self.arrays["drawn"][place]))
             self.tree.set(self._leaves_at(place), np.zeros(self.leaves))
             self.oldest += 1
+        kept = number - self.oldest + 1
+        if oldest < self.oldest and kept < 0.9 * self.columns and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the replay has room for %d of %d trajectories only, because their images share too few frames"
+                " (--replay_capacity counts on stacks of frames, and on long episodes)",
+                *(kept, self.columns),
+            )
         return dropped
 
     def _end(self, key: str) -> int:

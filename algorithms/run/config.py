@@ -253,6 +253,7 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
             file = flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config")
+            file = {flag_table(DEFAULT).aliases.get(name, name): value for name, value in file.items()}
             file = {name: value for name, value in file.items() if name in ("algo", "env", "preset")}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)
@@ -292,7 +293,6 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     Raises:
         UsageError: a source is damaged, a saved run would change a fixed flag, or flags contradict each other.
     """
-    # Read all layers that are files: the config file and the saved run.
     source = f"--config={shown(path)}" if (path := str(given.get("config") or "")) else "command line"
     content = read_mapping(Path(path)) if path else {}
     usual = flag_table(DEFAULT)  # flags of the other algorithms play no role before the algorithm is known
@@ -403,9 +403,10 @@ def check(config: Config) -> None:
         flag = "--self_play" if config.population.self_play else f"--num_policies={config.sampling.num_policies}"
         raise UsageError(f"--init_whole goes on with one policy, which does not go with {flag}")
     name, _, kind = config.run.save_best_metric.rpartition("/")
-    if not name or kind not in ("mean", "min", "max"):
-        shape = "reward, len or stats/<name>, then /mean, /min or /max"
-        raise UsageError(f"--save_best_metric={shown(config.run.save_best_metric)} is not {shape}")
+    known = name in ("reward", "reward_exploring", "len") or name.startswith("stats/")
+    if not known or kind not in ("mean", "min", "max"):
+        shape = f"{shown(config.run.save_best_metric)} is not reward, len or stats/<name>, then /mean, /min or /max"
+        raise UsageError(f"--save_best_metric={shape}")
     if not config.model.encoder_mlp_layers:
         raise UsageError("--encoder_mlp_layers needs at least one layer")
     if config.run.precision == "bf16" and config.model.encoder_custom:

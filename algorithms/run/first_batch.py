@@ -8,6 +8,7 @@ from typing import Self
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.budget import Budget
+from appo.algorithms.runtime.config import ENDLESS
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import NothingTrained, UsageError
@@ -19,7 +20,8 @@ SAY_AFTER_SECONDS = 8.0  # that nothing is trained; what has not begun to train 
 
 def budget_of(config: Config, frames_per_step: int) -> Budget:
     """Return the budget of a run; refuse one that ends before a replay holds the steps of the first update."""
-    steps, env_steps = int(getattr(config.learning, "learning_starts", 0)), config.run.train_for_env_steps
+    own, env_steps = {"learning_starts": getattr(config.learning, "learning_starts", 0)}, config.run.train_for_env_steps
+    steps = max(int((own | values)["learning_starts"]) for values in config.per_policy)
     if config.algorithm.replays and not config.sampling.sampler_only and env_steps <= steps * frames_per_step:
         raise UsageError(
             f"--train_for_env_steps={env_steps} ends before the first update, which --learning_starts={steps} delays"
@@ -92,7 +94,7 @@ class FirstBatch:
             rows = t.rows * t.num_groups
             of_each = math.ceil(self.columns / rows) * t.rollout if self.columns else self.steps / rows
             needed, given = seconds * of_each * rows / steps, monitor.budget.seconds
-            late = f", and {given:g} s are given" * (needed > given)
+            late = f", and {given:g} s are given" * (given < needed and given < ENDLESS["seconds"])
             soon = f", {duration(needed)} from the start at this speed{late}"
         now = f"{t.num_actors} x {t.groups_per_actor * t.rows} agents: --num_workers, --num_envs_per_worker"
         return f"{there}{soon}: lower {flags}, or play more environments (now {now})"
@@ -113,10 +115,16 @@ class FirstBatch:
         lost = sum(total.get("lost", 0) for total in learning)
         if seconds > 0 and lost and not any(total["updates"] for total in learning):
             raise NothingTrained(f"{reason}, and nothing is trained: learners failed over all {lost:,} samples")
-        if self.is_trained(monitor) or seconds <= 0 or monitor.budget.reached(monitor.policies):
+        if self.is_trained(monitor) or seconds <= 0:
             return
         full = "a batch is full, and training on it takes longer"
-        why = full if self.is_full(monitor) else self.lacks(monitor, seconds)
+        if monitor.budget.reached(monitor.policies):
+            # Steps of a replay count when they are stored, so a budget can end without an update.
+            if self.columns or not all(monitor.budget.trained(each["env_steps"], each["samples"]) for each in learning):
+                return
+            full = "no step of the replay can be drawn (replay/unsampled), as a step needs the step behind it"
+        elapsed = time.monotonic() - monitor.started
+        why = full if self.is_full(monitor) else self.lacks(monitor, min(seconds, elapsed))
         raise NothingTrained(f"{reason}, and nothing is trained: {why}")
 
     def _whole(self, monitor: Monitor) -> int:

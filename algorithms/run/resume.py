@@ -30,6 +30,8 @@ from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.values import is_number, shown
 
 log = logging.getLogger(__name__)
+OF_STORED_STEPS = ("reward_scale ", "reward_clip ", "no_done_at_end ", "episodic_life ")
+"""Flags with an effect on the rewards and ends of steps in a saved replay."""
 COST_FLAGS = (
     *(*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision"),
     *("num_envs_per_worker", "worker_num_splits"),  # which no group that is tried exceeds
@@ -117,14 +119,16 @@ def fill(
         The plain state of every policy's checkpoint; {} without a checkpoint.
 
     Raises:
-        UsageError: the rewards of a saved replay would have another scale than new rewards.
+        UsageError: rewards or ends of episodes would differ between a saved replay and new steps.
     """
     changed = changes(config)
-    scales = [change for change in changed if change.startswith(("reward_scale ", "reward_clip "))]
-    if scales and (kept := [path.name for path in config.run.folder.replays()]):
+    stored = [change for change in changed if change.startswith(OF_STORED_STEPS)]
+    if stored and (kept := [path.name for path in config.run.folder.replays()]):
+        of_rewards = stored[0].startswith("reward")
+        why = "the rewards in its replay are scaled" if of_rewards else "its replay has the ends of episodes of before"
         raise UsageError(
-            f"run {config.run.experiment} cannot change {', '.join(scales)}: the rewards in its replay are scaled; give"
-            f" another --experiment, or remove {', '.join(kept)} to let the replay fill again"
+            f"run {config.run.experiment} cannot change {', '.join(stored)}: {why}; give another --experiment, or"
+            f" remove {', '.join(kept)} to let the replay fill again"
         )
     resumed = resume(config.run.run_directory, blocks, models, {change.partition(" ")[0] for change in changed})
     if taken := begin_from(config, blocks, models):

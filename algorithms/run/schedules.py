@@ -28,7 +28,8 @@ def without_horizon(
 def check_clock(learning: Any, budget: Budget) -> None:
     """Refuse schedules over time in a run that must repeat (UsageError)."""
     limits = budget.shares(0, 0.0)
-    if not budget.by_clock and not limits and budget.seconds < ENDLESS["seconds"] and (numbers := annealed(learning)):
+    numbers = [*annealed(learning), *(["epsilon_decay"] if getattr(learning, "epsilon_decay", 0) else [])]
+    if not budget.by_clock and not limits and budget.seconds < ENDLESS["seconds"] and numbers:
         raise UsageError(
             f"--lockstep and --deterministic_resume repeat no clock: {', '.join(numbers)} can fall over"
             f" --{HORIZON}, not over --train_for_seconds"
@@ -46,6 +47,8 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
     shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
     beta = getattr(learning, "priority_beta", None)
     rising = {} if beta == getattr(learning, "priority_beta_final", None) else {"priority_beta": beta}
+    if getattr(learning, "epsilon_decay", 0) and not shares:
+        log.warning("--epsilon_decay needs --%s or --train_for_seconds; without, one iteration explores", HORIZON)
     if (kept := numbers | rising) and not shares:
         values = ", ".join(f"{name} stays {value:g}" for name, value in kept.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)

@@ -26,6 +26,7 @@ class Best:
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self.directory, self.config = directory, config
         self.value, self._path = self._find_best()
+        self._has_warned = False
 
     def better(self, progress: PolicyProgress) -> float | None:
         """Return the metric of a policy over a full window of episodes, if finite and higher than ever; else None."""
@@ -33,6 +34,11 @@ class Best:
         statistic = progress.statistics().get(name)
         if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
             return None
+        has_episodes = progress.episode_return.count >= progress.stats_avg
+        if statistic is None and has_episodes and not self._has_warned:
+            self._has_warned = True
+            known = ", ".join(progress.statistics())
+            log.warning("no episode has reported %s (--save_best_metric) so far, only %s", name, known)
         if statistic is None or statistic.count < progress.stats_avg:
             return None
         value = {"mean": statistic.mean, "min": statistic.min, "max": statistic.max}[kind]

@@ -42,7 +42,7 @@ class SAC(ReplayAlgorithm):
 
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""
-        return OfflineSAC()
+        return OfflineSAC() if type(self) is SAC else super().without_actors()
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
@@ -80,11 +80,17 @@ class SAC(ReplayAlgorithm):
         return build_policy_network(context.model, context.spec)
 
     def policy(self, context: Context, flat: FlatModule) -> SACPolicy:
-        """Make the policy; without shared memory of a run no action is uniform."""
+        """Make the policy; without shared memory of a run, or after an update, no action is uniform."""
+        from appo.algorithms.runtime.memory.learner_state import StateBlock
         from appo.algorithms.sac.policy import SACPolicy
 
-        steps = 0 if context.arena is None else context.flags.learning_starts * context.spec.frames_per_step
-        return SACPolicy(flat, context.spec, steps)
+        if context.arena is None:
+            return SACPolicy(flat, context.spec, 0)
+        steps, state = context.flags.learning_starts * context.spec.frames_per_step, None
+        if f"state.{context.policy}.latest" in context.arena:
+            state = StateBlock(context.arena, context.policy).read()
+        is_trained = state is not None and bool(state.meta["updates"])
+        return SACPolicy(flat, context.spec, steps, is_trained=is_trained)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,8 @@ def of_environment(
         cores = machine.available_cores()
         tunes = is_open(config, config.device, cores)
         ask = partial(inquire, method="spawn")
-        chooses = config.run.algo in STEPS and config.algorithm.needs_actors
+        is_open_to_all = config.run.algo in STEPS and config.algorithm.needs_actors
+        chooses = is_open_to_all and config.sampling.inference != "serial"  # whose plan is known
         timed_cores = cores if tunes or chooses else 0
 
         def measure(one: Config) -> Measurement:

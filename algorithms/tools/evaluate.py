@@ -14,7 +14,7 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import cheapest, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from appo.algorithms.playing.video import draw_offscreen
-from appo.algorithms.run.config import Config
+from appo.algorithms.run.config import ACTION_FLAGS, Config
 from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.summary import LIVING_STATES
@@ -36,6 +36,8 @@ from appo.utils.values import flag_hint, from_plain, json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """Mode -> whether to take the most probable action."""
+OF_LEARNING = ("reward_scale", "reward_clip", "episodic_life", "no_done_at_end")
+"""Flags of the environment that change training alone."""
 MOST_SUMMARY_BYTES = 16 << 20
 """Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
 MOST_OF_THE_CORES = 0.015
@@ -271,6 +273,10 @@ def _overrule(saved: Config, config: EvaluateConfig) -> Config:
         raise UsageError(
             f"--flags {shown(unknown)}: an evaluation plays, which only flags of the environment change{hint}"
         )
+    if idle := next((name for name in flags if name in OF_LEARNING), None):
+        raise UsageError(f"--flags {idle}: an evaluation reports whole games and unscaled returns, whatever its value")
+    if fixed := next((name for name in flags if name in ACTION_FLAGS), None):
+        raise UsageError(f"--flags {fixed}: the network was trained with another meaning of its actions")
     changed: dict[str, Any] = {name: from_plain(table[name], value) for name, value in flags.items()}
     env = replace(saved.env, **changed)
     return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))

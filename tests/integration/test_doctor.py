@@ -36,7 +36,7 @@ def test_an_environment_is_examined_and_flags_are_recommended_that_exist(tmp_pat
 
 @pytest.mark.slow
 def test_what_the_kind_of_observation_decides_is_recommended_too(tmp_path: Path) -> None:
-    done = run(tmp_path, "--env=appo.envs.toys.spaces:Spaces", "--learning_rate=0.5", "--json")
+    done = run(tmp_path, "--env=appo.envs.toys.spaces:Spaces", "--learning_rate=0.5", "--inference=serial", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     texts = {check["name"]: check["text"] for check in found["checks"]}
@@ -44,7 +44,7 @@ def test_what_the_kind_of_observation_decides_is_recommended_too(tmp_path: Path)
     recommended = found["recommended"]
     assert (recommended["use_rnn"], recommended["encoder_mlp_layers"]) == (False, [64, 64])
     assert "learning_rate" not in recommended
-    assert recommended["num_workers"] >= 1
+    assert recommended["num_workers"] == 1  # a single process plays
 
 
 @pytest.mark.slow

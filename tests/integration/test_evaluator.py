@@ -191,6 +191,8 @@ def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: 
         "gamma=0.9": "--flags gamma: an evaluation plays, which only flags of the environment change",
         "horizn=3": "; did you mean horizon?",
         "horizon=0": "--horizon must be at least 1, got 0",
+        "reward_scale=5": "--flags reward_scale: an evaluation reports whole games and unscaled returns",
+        "continuous_as_bins=5": "--flags continuous_as_bins: the network was trained with another meaning of its act",
     }.items():
         with pytest.raises(UsageError, match=re.escape(message)):
             cli.run("evaluate", [str(run), "--flags", words])

@@ -22,7 +22,7 @@ from appo.algorithms.run.config import Config, parse_train_flags, resolve
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
-from appo.envs.spaces import Space, spec_of
+from appo.envs.spaces import ActionForm, Space, spec_of
 from appo.utils.flags import flag
 from tests.integration.runs import ROOT
 from tests.unit.datasets.data import written
@@ -163,6 +163,13 @@ def test_every_flag_of_learning_of_an_algorithm_in_processes_is_read() -> None:
     read = set().union(*(named_in(ROOT / "algorithms" / name) for name in OF_PROCESSES))
     assert flag_table("A3C").by_part["learning"].keys() - read - off_in(config, features) == set()
     assert LENGTHS.keys() | {"A3C"} == ALGORITHMS.keys()
+
+
+def test_actions_that_are_squashed_into_bounds_have_bounds() -> None:
+    config = resolve({"env": "Pendulum-v1", "action_distribution": "tanh_gaussian"})[0]
+    box, form = spaces.Box(-2.0, 2.0, (1,)), ActionForm(scaled=True, squashed=True)
+    features = features_of(config, spec_of(NUMBERS, box, form=form), "local", remembers=False)
+    assert (features["between"], features["bounded"]) == (True, True)
 
 
 class Own(APPO):

@@ -277,4 +277,6 @@ def test_soft_actor_critic_trains_on_the_replay_goes_on_and_plays(
     words = [f"--train_dir={tmp_path}", "--experiment=run", "--train_for_env_steps=400", "--reward_scale=10"]
     assert cli.run_command(lambda: cli.run("train", words)) == 2
     assert "run run cannot change reward_scale 1 -> 10: the rewards in its replay are scaled" in capfd.readouterr().err
+    assert cli.run_command(lambda: cli.run("train", [*words[:-1], "--no_done_at_end"])) == 2
+    assert "cannot change no_done_at_end False -> True: its replay has the ends of epi" in capfd.readouterr().err
     assert train(tmp_path / "run", train_for_env_steps=400).config["reward_scale"] == 1.0

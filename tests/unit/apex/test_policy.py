@@ -13,6 +13,7 @@ from appo.algorithms.models.q_network import build_q_network
 from appo.algorithms.ops.q_learning import unscaled_value
 from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.sac.algorithm import SAC
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError
 from tests.unit.models.cases import GAUSSIAN, config_of, env_spec_of
@@ -229,3 +230,11 @@ def test_a_player_explores_as_often_as_it_is_told() -> None:
     differs = (act(policy, obs, None)["action"] != best).any(1).float().mean()
     assert float(differs) == pytest.approx(0.3 * 11 / 12, abs=5 * (0.25 / ROWS) ** 0.5)
     assert torch.equal(act(policy, obs, None, greedy=True)["action"], best)
+
+
+@pytest.mark.parametrize("kind", [APEX, SAC])
+def test_only_the_algorithm_itself_reads_datasets_alone(kind: type[APEX | SAC]) -> None:
+    """A subclass would train with the built-in learner, without a word."""
+    assert type(kind().without_actors()).__name__ == f"Offline{kind.__name__}"
+    with pytest.raises(UsageError, match=f"--algo={kind.__name__} plays, too"):
+        type("Own", (kind,), {})().without_actors()

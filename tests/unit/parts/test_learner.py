@@ -14,6 +14,7 @@ from appo.algorithms.models.build import build_tower
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.offline.config import CloningConfig, MarwilConfig
 from appo.algorithms.offline.learner import CloningLearner, MarwilLearner
+from appo.algorithms.ops.normalization import Moments
 from appo.algorithms.parts.config import network_metrics
 from appo.algorithms.parts.learner import ActorCriticLearner, FlatLearner
 from appo.algorithms.runtime.algorithm import Context
@@ -197,3 +198,20 @@ def test_weights_of_all_networks_can_be_replaced() -> None:
     assert np.array_equal(state.vectors["networks.target.encoder.encoders.0.0.bias"], kept)
     replace_weights(state, vector_of(weights, table))
     assert all(np.array_equal(x, weights[name]) for name, x in all_weights(state, learner.flat.table).items())
+
+
+@pytest.mark.parametrize(
+    ("scale", "algo", "warns"), [(1e-6, of_appo, True), (1e-6, of_ppo, False), (1.0, of_appo, False)]
+)
+def test_returns_that_hardly_differ_are_named_once(
+    scale: float, algo: Callable[..., tuple[FlatLearner, Batch]], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner, batch = algo()
+    learner.statistics.returns = Moments(torch.tensor(100.0), torch.tensor(0.0), torch.tensor(100.0 * scale**2))
+    learner.statistics.gather = lambda *_: None  # type: ignore[method-assign]
+    learner.statistics.apply = lambda: None  # type: ignore[method-assign]
+    for _ in range(2):
+        list(learner.learn(batch, 0.0))
+        assert learner.metrics()
+    line = "returns differ by 1.0e-06 only, so little or nothing is learned: give --reward_scale=1e+06"
+    assert caplog.messages == [line] * warns

@@ -21,6 +21,10 @@ from appo.utils.errors import UsageError
             "is no flag of learning or of the network; did you mean learning_rate?",
         ),
         (["--num_policies=2", "--per_policy", "rollout=8,16"], "rollout is the same for all policies"),
+        (
+            ["--num_policies=2", "--algo=SAC", "--per_policy", "replay_capacity=400,4000"],
+            "replay_capacity is the same for all policies",
+        ),
         (["--num_policies=2", "--per_policy", "algo=APPO,PPO"], "--per_policy algo: algo is the same for all policies"),
         (["--num_policies=2", "--per_policy", "gamma=0.9"], "--per_policy gamma has 1 values for --num_policies=2"),
         (["--num_policies=2", "--per_policy", "gamma=0.9,2"], "--gamma must be at most 1, got 2.0"),

@@ -469,6 +469,7 @@ def test_the_state_of_another_model_is_refused() -> None:
             "--batch_size=4 is no multiple of --recurrence=8, the steps of a segment",
         ),
         ({"lr_adaptive_min": 0.5, "lr_adaptive_max": 0.1}, "none", "--lr_adaptive_min=0.5 is above"),
+        ({"lr_schedule": "kl_adaptive_epoch", "learning_rate": 0.1}, "none", "--learning_rate=0.1 is not between --lr"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], core: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """PQN: lambda-returns and gradients against references written step by step, counts, states, and exploration."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +166,30 @@ def test_random_actions_fade_over_the_budget_and_stay_without_one() -> None:
     assert learner.model.exploration is not None
     assert float(learner.model.exploration) == pytest.approx(0.25)
     assert float(learner.state().weights[-1]) == pytest.approx(0.25)  # published with the weights
+
+
+def test_weights_of_another_run_begin_with_the_exploration_of_this_one() -> None:
+    learner, new = learner_of(epsilon_decay=0.2), learner_of(epsilon_decay=0.2)
+    list(learner.learn(batch_for(learner, SPEC), 0.15))
+    state = learner.state()
+    learner.restore(state)
+    assert float(learner.model.exploration) == pytest.approx(0.25)  # type: ignore[arg-type]
+    new.restore(replace(state, meta=state.meta | {"updates": 0}))
+    assert new.model.exploration == 1.0
+    assert learner_of(epsilon_decay=0).model.exploration == 0.0
+
+
+def test_a_policy_without_a_learner_explores_no_more_than_its_rows() -> None:
+    learner, rows = learner_of(), torch.zeros(3000, dtype=torch.long)
+    policy = EpsilonGreedyPolicy(learner.flat, SPEC, torch.tensor([0.0]), rescaled=False, records=())
+    obs, first = {"obs": torch.ones(3000, 5)}, torch.ones(3000, dtype=torch.bool)
+    differing = []
+    for env_steps in (10**9, sys.maxsize):
+        policy.follow(env_steps)
+        with torch.inference_mode():
+            action = policy.act(obs, first, torch.zeros(3000, 0), rows, policy.random(2, 3000))[0]["action"]
+        differing.append(bool((action != action[0]).any()))
+    assert differing == [True, False]
 
 
 def test_rows_explore_by_their_own_probability_and_by_what_fades() -> None:

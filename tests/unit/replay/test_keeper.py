@@ -564,3 +564,12 @@ def test_a_first_writing_that_was_cut_off_leaves_an_empty_replay_that_waits_for_
     monkeypatch.undo()
     found = later(replay).source
     assert (found.storage.size, found.pace.starts, found.storage.largest[0]) == (0, 0, 0)
+
+
+def test_a_file_of_another_reset_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a truncated step the observation belongs to another episode only where resets take no step."""
+    replay = filled(SPEC, path := tmp_path / "replay_p0", 3)
+    assert file_of(replay).save() > 0
+    assert later(replay).source.storage.size > 0
+    assert replay_of(replace(SPEC, same_step=True), path=path, replay_ratio=0.0).source.storage.size == 0
+    assert f"{path} is put aside as replay_p0.old-1, the replay fills again" in caplog.text

@@ -15,7 +15,7 @@ from appo.algorithms.replay.storage import (
 from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, fill_slot, replay_of
-from tests.unit.runtime.worlds import TOPOLOGY
+from tests.unit.runtime.worlds import TOPOLOGY, hand_over
 
 GAMMA = PLAN.gamma
 SAME_STEP = replace(SPEC, same_step=True)
@@ -333,3 +333,22 @@ def test_bytes_of_a_million_atari_steps() -> None:
     fields = replay_fields(plan, spec, replace(TOPOLOGY, rollout=32))
     assert sum(field.nbytes for field in fields) <= 8.2e9
     assert sum(field.nbytes for field in fields if not field.fills) <= 0.012e9
+
+
+def test_images_that_share_no_frames_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Random images of four channels look like stacks: each takes the room of four frames."""
+    replay = replay_of(STACKS, replay_ratio=0.0)
+    fresh = np.random.default_rng(1)
+    replay.trajectories.valid[:] = True
+    for number in range(40):
+        for array in replay.trajectories.obs.values():
+            array[number % 4] = fresh.integers(0, 256, array[number % 4].shape)
+        message = hand_over(replay.world, number % 4)
+        replay.trajectories.owner[number % 4] = 1
+        replay.source.add(message)
+        replay.fill()
+    storage = replay.source.storage
+    assert 0 < storage.newest - storage.oldest + 1 < 0.9 * storage.columns
+    (line,) = caplog.messages
+    assert line.startswith("the replay has room for ")
+    assert f" of {storage.columns} trajectories only, because their images share too few frames" in line

@@ -825,6 +825,17 @@ def test_presets_match_whole_names() -> None:
 # ---- evaluation
 
 
+def test_a_config_file_may_name_the_preset_by_its_alias(tmp_path: Path) -> None:
+    """The algorithm is chosen by the same preset as all other flags."""
+    (tmp_path / "a.toml").write_text('env="CartPole-v1"\nalgo="auto"\npresets="sample_efficient"\n')
+    words = [f"--config={tmp_path / 'a.toml'}"]
+    assert parse_train(words).run.algo == parse_train([*words, "--normalize_advantages=off"]).run.algo == "PPO"
+
+
+def test_rewards_of_0_are_refused() -> None:
+    assert error_of("--env=CartPole-v1", "--reward_scale=0").startswith("--reward_scale=0 makes every reward 0")
+
+
 def test_evaluation_flags() -> None:
     (config,) = parse("enjoy", ["--env=CartPole-v1", "--no_render", "--max_num_episodes=3", "--json"])
     assert (config.no_render, config.max_num_episodes, config.json, config.device) == (True, 3, True, "cpu")

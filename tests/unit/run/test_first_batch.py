@@ -111,6 +111,10 @@ def test_a_budget_that_ends_before_the_first_update_from_a_replay_is_refused() -
         budget(400, algo="APEX")
     assert budget(401, algo="APEX") == 401
     assert budget(400, algo="APEX", sampler_only=True) == 400
+    own = {"num_policies": 2, "per_policy": {"learning_starts": [50, 100]}, "learning_starts": 10}
+    with pytest.raises(UsageError, match=r"=400 ends before the first update, which --learning_starts=100 delays"):
+        budget(400, algo="APEX", **own)
+    assert budget(401, algo="APEX", **own) == 401
 
 
 @pytest.mark.parametrize("flags", [{"sampler_only": True}, {"algo": "BC", "input": ["d"]}])
@@ -144,3 +148,22 @@ def test_steps_that_failing_learners_took_along_are_no_training() -> None:
         first.check(lost, "done")  # type: ignore[arg-type]
     lost.policies[0].totals["updates"] = 1
     first.check(lost, "done")  # type: ignore[arg-type]
+
+
+def test_a_budget_that_a_replay_used_up_without_an_update_is_an_error() -> None:
+    """Its steps count when they are stored; those of other learners count when they were trained on."""
+    first, played = needs(algo="APEX", learning_starts=1000), {"env_steps": 4000, "samples": 1000}
+    assert first is not None
+    ended = Watched(stepped=1000, totals=played)
+    ended.budget, ended.policies = Budget(4000), ended.policies[:1]
+    first.topology = Topology("local", 2, 1, 2, 1, 1, 8, 32)
+    with pytest.raises(NothingTrained, match="no step of the replay can be drawn"):
+        first.check(ended, "the end")  # type: ignore[arg-type]
+    ended.stepped = 999
+    ended.started = time.monotonic() - 10.0
+    with pytest.raises(NothingTrained, match=r"training begins at 1,000 .*, 10 s from the start at this speed: lower"):
+        first.check(ended, "the end")  # type: ignore[arg-type]
+    ended.budget = Budget(4001, episode_return=-1.0)
+    for policy in ended.policies:
+        policy.episode_return.append([0.0] * 100)
+    first.check(ended, "the goal is reached by random actions")  # type: ignore[arg-type]

@@ -560,6 +560,6 @@ def test_only_a_new_run_can_begin_with_the_weights_of_another() -> None:
         assert message.startswith(f"--init_from=a:0 is the run that --restart_behavior={behavior} takes away")
 
 
-@pytest.mark.parametrize("metric", ["reward", "/mean", "reward/median", ""])
+@pytest.mark.parametrize("metric", ["reward", "/mean", "reward/median", "rewards/mean", "foo/mean", ""])
 def test_the_metric_of_the_best_is_checked(metric: str) -> None:
     assert error_of(f"--save_best_metric={metric}").startswith("--save_best_metric=")

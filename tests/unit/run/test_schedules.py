@@ -109,6 +109,10 @@ def test_a_schedule_without_a_budget_stays_and_says_so(caplog: pytest.LogCapture
     assert logged(caplog, config, {}) == [(logging.WARNING, f"{line} priority_beta stays 0.4")]
     config = flags("--algo=APEX", "--priority_beta_final=1", "--train_for_env_steps=1000", env="toy/Counter-v0")
     assert logged(caplog, config, {}) == []
+    config = flags("--algo=PQN", "--lr_schedule=constant", env="toy/Counter-v0")
+    line = "--epsilon_decay needs --train_for_env_steps or --train_for_seconds; without, one iteration explores"
+    assert logged(caplog, config, {}) == [(logging.WARNING, line)]
+    assert logged(caplog, flags("--algo=PQN", "--epsilon_decay=0", env="toy/Counter-v0"), {}) == []
 
 
 def test_a_run_that_repeats_follows_no_clock() -> None:
@@ -119,6 +123,8 @@ def test_a_run_that_repeats_follows_no_clock() -> None:
         "--lockstep and --deterministic_resume repeat no clock: learning_rate can fall over --train_for_env_steps, not"
         " over --train_for_seconds"
     )
+    with pytest.raises(UsageError, match="repeat no clock: epsilon_decay can fall"):
+        flags("--algo=PQN", "--lockstep", "--device=cpu", "--train_for_seconds=60", env="toy/Counter-v0")
     both = flags(*words, "--train_for_seconds=60", "--train_for_env_steps=1000", env="toy/Counter-v0")
     assert Budget.of(both.run, both.sampling, 1).progress(250, 50.0) == 0.25
     assert flags("--lockstep", "--device=cpu", "--train_for_seconds=60", env="toy/Counter-v0").repeatable

@@ -88,6 +88,16 @@ def test_the_best_by_another_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert again.asked(10.0) == [SaveState(0)]
 
 
+def test_a_metric_that_no_episode_reports_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, **BEST, save_best_metric="stats/foo/mean")
+    for env_steps in (200, 300):
+        saving.played(9.0, 9.0, env_steps=env_steps)
+        assert saving.asked(10.0) == []
+    assert caplog.messages == ["no episode has reported stats/foo (--save_best_metric) so far, only reward, len"]
+
+
 def test_a_later_start_knows_the_best_and_replaces_it_by_a_better_one_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,15 @@ def test_actions_are_uniform_until_as_many_steps_are_counted() -> None:
             assert found.mean(0).numpy() == pytest.approx([0.0] * 2, abs=0.05)
 
 
+def test_a_trained_policy_draws_as_many_numbers_and_acts_uniformly_no_more() -> None:
+    other = policy_of(100)
+    trained = SACPolicy(other.flat, SPEC, 100, is_trained=True)
+    trained.follow(0)
+    assert act(trained).tanh().std() < 0.12
+    other.follow(100)
+    assert torch.equal(act(trained), act(other))
+
+
 def test_players_never_act_uniformly() -> None:
     policy = policy_of(0)
     assert act(policy).tanh().std() < 0.12
