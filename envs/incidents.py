@@ -34,11 +34,7 @@ def random_state(env: Any) -> dict[str, Any] | None:
 
 
 def restore_random_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Set the random numbers of an environment back to a `random_state`.
-
-    Raises:
-        UsageError: the environment's random numbers are of another kind.
-    """
+    """Set the random numbers of an environment back to a `random_state` (UsageError: they are of another kind)."""
     try:
         env.unwrapped.np_random.bit_generator.state = state
     except Exception as error:
@@ -87,11 +83,7 @@ class Incident:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read an incident from a file.
-
-        Raises:
-            UsageError: the file is missing or damaged.
-        """
+        """Read an incident from a file (UsageError: the file is missing or damaged)."""
         content, hints = read_own_mapping(path), get_type_hints(cls)
         kinds = {name: getattr(hint, "__origin__", hint) for name, hint in hints.items()}
         for name, kind in (kinds | {"random_state": (dict, type(None))}).items():
@@ -115,13 +107,9 @@ class IncidentFolder:
         """Write what led an environment to fail."""
         self._due = time.monotonic() + INTERVAL_SECONDS
         trace = "".join(traceback.format_exception(failure.__cause__ or failure))
-        self._write(index, Ending(error_name(failure), str(failure), trace), story, ended_process=False)
+        self.store(index, Ending(error_name(failure), str(failure), trace), story, ended_process=False)
 
-    def write_of_process(self, index: int, ending: Ending, story: Story) -> Path | None:
-        """Write what led an environment to end its process; the file."""
-        return self._write(index, ending, story, ended_process=True)
-
-    def _write(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
+    def store(self, index: int, ending: Ending, story: Story, *, ended_process: bool) -> Path | None:
         """Write an incident, with long texts shortened in the middle; a disk that is full costs only the incident."""
         how: dict[str, Any] = {
             k: t if len(t) <= most else f"{t[: most // 2]} [...] {t[-most // 2 :]}"

@@ -97,14 +97,6 @@ def build_encoder(subtype: str, shape: Shape, config: ModelConfig) -> Encoder:
     return encoders.with_layer_norm(encoder) if config.layer_norm and subtype != MLP_RESIDUAL else encoder
 
 
-def describe(model: nn.Module) -> str:
-    """Return a line per parameter, then the sum."""
-    rows = [(name, str(list(p.shape)), f"{p.numel():,}") for name, p in model.named_parameters()]
-    rows.append(("total", "", f"{sum(p.numel() for p in model.parameters()):,}"))
-    width_name, width_shape, width_count = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return "\n".join(f"{n:{width_name}}  {s:{width_shape}}  {c:>{width_count}}" for n, s, c in rows)
-
-
 def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -> Tower:
     """Make an encoder of the observations and the core behind it.
 

@@ -176,8 +176,7 @@ class Config:
         """Return whether actors wait while the learner trains."""
         if not self.algorithm.needs_actors:
             return False
-        single = self.sampling.num_policies == 1 and not self.population.self_play
-        return self.sampling.lockstep or (single and self.waiting_minibatches == 0)
+        return self.sampling.lockstep or (self.alone and self.waiting_minibatches == 0)
 
     @property
     def whole_episodes(self) -> bool:

@@ -187,15 +187,10 @@ def _compared(config: Config) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version  # late: of no use to a single learner
+    from appo.algorithms.run.directory.page import version_of  # late: of no use to a single learner
 
-    found = {"python": platform.python_version()}
-    for name in ("appo", "torch", "numpy", "gymnasium"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    packages = ("appo", "torch", "numpy", "gymnasium")
+    return {"python": platform.python_version(), **{name: version_of(name) or "not installed" for name in packages}}
 
 
 def _who(rank: Rank) -> str:

@@ -260,10 +260,6 @@ class Monitor:
         output = {f"output/{name}": count for name, count in self.output.items()}
         return {**head, **replaced, **progress.tags(), **collected, **callbacks, **output}
 
-    def figures(self, policy: int) -> dict[str, float]:
-        """Return the current record of a policy, as in metrics.jsonl."""
-        return self.record(policy, time.monotonic())
-
     def overview(self, now: float) -> Overview:
         """Return the overview of the run at monotonic time `now`."""
         totals = self.totals()

@@ -51,7 +51,7 @@ class CrashRecorder:
         for index, story in self._found.pop(name, ()):
             ending = Ending(death.ending, death.cause, death.traceback)
             folder = IncidentFolder(self.incidents, name, self.flags)
-            path = within(3.0, partial(folder.write_of_process, index, ending, story), None)
+            path = within(3.0, partial(folder.store, index, ending, story, ended_process=True), None)
             if path:
                 log.info("%s: what led to it is in %s", death.cause, path)
         for memory in self._memories(name):

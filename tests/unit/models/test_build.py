@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from appo.algorithms.models import encoders
 from appo.algorithms.models.actor_critic import model_inputs
-from appo.algorithms.models.build import OUTPUT_GAIN, build_model, build_tower, count_weights, describe
+from appo.algorithms.models.build import OUTPUT_GAIN, build_model, build_tower, count_weights
 from appo.algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec, ObservationSpec
@@ -333,14 +333,6 @@ def test_custom_encoder_refused_in_one_line(path: str, message: str) -> None:
         build(encoder_custom=path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"--encoder_custom={path} ")
-
-
-def test_describe_lists_every_parameter_and_the_sum() -> None:
-    model = build(use_rnn=False)
-    lines = describe(model).splitlines()
-    assert len(lines) == len(list(model.parameters())) + 1
-    assert lines[0].split() == ["actor.encoder.encoders.0.0.weight", "[16,", "5]", "80"]
-    assert lines[-1].split() == ["total", str(16 * 5 + 16 + 4 * 16 + 4 + 16 + 1)]
 
 
 @pytest.mark.parametrize("shared", [True, False])
