@@ -109,7 +109,7 @@ class FirstBatch:
             log.warning("nothing is trained after %.0f s: %s", seconds, self.lacks(monitor, seconds))
 
     def check(self, monitor: Monitor, reason: str) -> None:
-        """Raise `NothingTrained`, with the numbers, if the run ended by time or steps and nothing was trained."""
+        """Raise `NothingTrained`, with the numbers, if the time ended before training; log if a replay's steps did."""
         seconds, learning = monitor.budget.seconds, [monitor.policies[policy].totals for policy in self.policies]
         # Steps of a batch over which a learner failed are used up, so a budget can end with them.
         lost = sum(total.get("lost", 0) for total in learning)
@@ -117,15 +117,17 @@ class FirstBatch:
             raise NothingTrained(f"{reason}, and nothing is trained: learners failed over all {lost:,} samples")
         if self.is_trained(monitor) or seconds <= 0:
             return
-        full = "a batch is full, and training on it takes longer"
+        lacks = self.lacks(monitor, min(seconds, time.monotonic() - monitor.started))
         if monitor.budget.reached(monitor.policies):
             # Steps of a replay count when they are stored, so a budget can end without an update.
-            if self.columns or not all(monitor.budget.trained(each["env_steps"], each["samples"]) for each in learning):
-                return
-            full = "no step of the replay can be drawn (replay/unsampled), as a step needs the step behind it"
-        elapsed = time.monotonic() - monitor.started
-        why = full if self.is_full(monitor) else self.lacks(monitor, min(seconds, elapsed))
-        raise NothingTrained(f"{reason}, and nothing is trained: {why}")
+            if not self.columns and all(
+                monitor.budget.trained(each["env_steps"], each["samples"]) for each in learning
+            ):
+                full = "no update was due so soon, or no stored step can be drawn (replay/unsampled)"
+                log.warning("nothing is trained: %s", full if self.is_full(monitor) else lacks)
+            return
+        full = "a batch is full, and training on it takes longer"
+        raise NothingTrained(f"{reason}, and nothing is trained: {full if self.is_full(monitor) else lacks}")
 
     def _whole(self, monitor: Monitor) -> int:
         return self.topology.rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())
