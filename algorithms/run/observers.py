@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from appo.algorithms.run.config import FLAGS_BY_PART, Config
+from appo.algorithms.run.config import ACTION_FLAGS, FLAGS_BY_PART, Config
 from appo.algorithms.run.directory.page import unusual
 from appo.algorithms.run.folder import begun_at
 from appo.algorithms.run.trust import NoKey, make_key
@@ -23,8 +23,9 @@ from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, i
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.beside import RestartedCommand
 from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.envs.config import EnvConfig
 from appo.utils.errors import UsageError
-from appo.utils.values import nearest, shown
+from appo.utils.values import flag_hint, from_plain, nearest, shown
 
 log = logging.getLogger(__name__)
 ALWAYS_FIRST = ("env", "seed", "learning_rate")
@@ -32,6 +33,8 @@ ALWAYS_FIRST = ("env", "seed", "learning_rate")
 EVALUATION = "eval_"
 EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
 """Flags of `appo evaluate`, which has them without the prefix."""
+OF_LEARNING = ("reward_scale", "reward_clip", "episodic_life", "no_done_at_end")
+"""Flags of the environment that change training alone."""
 
 
 def make_monitor(
@@ -63,7 +66,8 @@ def say_output(monitor: Monitor, config: Config) -> None:
 
 
 def check_observers(config: Config) -> None:
-    """Refuse a tracker that is not installed, and videos that cannot be made (UsageError)."""
+    """Refuse a tracker that is not installed, and videos and evaluations that cannot be made (UsageError)."""
+    evaluated_env(config, config.logging.eval_flags, config.logging.eval_env_kwargs, "--eval_flags")
     for name in asked_trackers(config.logging.track, config.logging.with_wandb):
         if name not in TRACKERS:
             raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
@@ -102,6 +106,32 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
     values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
     given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
     return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust_words(config))
+
+
+def evaluated_env(
+    config: Config, flags: Mapping[str, object], env_kwargs: Mapping[str, object], given: str
+) -> EnvConfig:
+    """Return the flags of a run's environment, changed by flags of the environment and arguments for evaluations.
+
+    Raises:
+        UsageError: a flag is none of the environment, or has no effect in an evaluation. `given` names its source.
+    """
+    table = config.table.by_part["env"]
+    named = {name.replace("-", "_"): value for name, value in flags.items()}
+    for name in named:
+        if name not in table:
+            hint = flag_hint(name, table, dashes="")
+            why = f"an evaluation plays, which only flags of the environment change{hint}"
+        elif name in OF_LEARNING:
+            why = "an evaluation reports whole games and unscaled returns, whatever its value"
+        elif name in ACTION_FLAGS:
+            why = "the network was trained with another meaning of its actions"
+        else:
+            continue
+        raise UsageError(f"{given} {shown(name)}: {why}")
+    changed: dict[str, Any] = {name: from_plain(table[name], value) for name, value in named.items()}
+    env = replace(config.env, **changed)
+    return replace(env, env_kwargs={**env.env_kwargs, **env_kwargs})
 
 
 def trust_words(config: Config) -> tuple[str, ...]:

@@ -14,14 +14,15 @@ from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.player import cheapest, load_player, play
 from appo.algorithms.playing.saved_run import EVALUATED_METRIC, SavedRun, load_run
 from appo.algorithms.playing.video import draw_offscreen
-from appo.algorithms.run.config import ACTION_FLAGS, Config
 from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
+from appo.algorithms.run.observers import evaluated_env
 from appo.algorithms.run.summary import LIVING_STATES
 from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.enjoy import play_run
 from appo.algorithms.tools.flags import EvaluateConfig
+from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
 from appo.utils import checkpoint_files
@@ -32,12 +33,10 @@ from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_ow
 from appo.utils.system import machine
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.tracebacks import traceback_of
-from appo.utils.values import flag_hint, from_plain, json_text, shown
+from appo.utils.values import json_text, shown
 
 MODES = {"sampled": False, "most_probable": True}
 """Mode -> whether to take the most probable action."""
-OF_LEARNING = ("reward_scale", "reward_clip", "episodic_life", "no_done_at_end")
-"""Flags of the environment that change training alone."""
 MOST_SUMMARY_BYTES = 16 << 20
 """Limit of TensorBoard's files of a policy's evaluations; a larger file loses about half of the old points."""
 MOST_OF_THE_CORES = 0.015
@@ -186,7 +185,7 @@ class Evaluator:
         chosen = next(one for one in found if one.mode == self.config.best_by)
         self._keep_if_best(self.folder.checkpoints(policy, "best_evaluated"), run, chosen)
         if self._filming.is_due(policy):
-            played = run._replace(config=_overrule(run.config, self.config))
+            played = run._replace(config=replace(run.config, env=self._env_config(run)))
             self._filming.film(played, self._flags(policy, deterministic=True), self.config.seed)
         return found
 
@@ -203,13 +202,16 @@ class Evaluator:
 
     def _evaluate(self, run: SavedRun, policy: int, mode: str) -> Evaluation:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
-        envs = self._envs = self._envs or make_alone(_overrule(run.config, self.config).env)
+        envs = self._envs = self._envs or make_alone(self._env_config(run))
         player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
         acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
         returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
         seconds = time.monotonic() - begin
         spread = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (math.nan, math.nan)
         return Evaluation(policy, env_steps, mode, len(returns), *spread, *bootstrap_interval(returns), seconds)
+
+    def _env_config(self, run: SavedRun) -> EnvConfig:
+        return evaluated_env(run.config, self.config.flags, self.config.env_kwargs, "--flags")
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         if policy not in self._writers:
@@ -262,24 +264,6 @@ def read_best(folder: Path) -> dict[str, Any] | None:
             kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
             return {name: float(kept[name]) for name in ("value", "low", "high")} | {"settings": kept.get("settings")}
     return None
-
-
-def _overrule(saved: Config, config: EvaluateConfig) -> Config:
-    """Return the flags of the run, changed by the flags of the evaluation."""
-    table = saved.table.by_part["env"]
-    flags = {name.replace("-", "_"): value for name, value in config.flags.items()}
-    if unknown := next((name for name in flags if name not in table), None):
-        hint = flag_hint(unknown, table, dashes="")
-        raise UsageError(
-            f"--flags {shown(unknown)}: an evaluation plays, which only flags of the environment change{hint}"
-        )
-    if idle := next((name for name in flags if name in OF_LEARNING), None):
-        raise UsageError(f"--flags {idle}: an evaluation reports whole games and unscaled returns, whatever its value")
-    if fixed := next((name for name in flags if name in ACTION_FLAGS), None):
-        raise UsageError(f"--flags {fixed}: the network was trained with another meaning of its actions")
-    changed: dict[str, Any] = {name: from_plain(table[name], value) for name, value in flags.items()}
-    env = replace(saved.env, **changed)
-    return replace(saved, env=replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}))
 
 
 class Filming:

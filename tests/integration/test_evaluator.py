@@ -15,7 +15,7 @@ import pytest
 from appo.algorithms import cli
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.observers import check_observers, evaluation_words
+from appo.algorithms.run.observers import check_observers, evaluated_env, evaluation_words
 from appo.algorithms.tools import evaluate
 from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
 from appo.algorithms.tools.flags import EvaluateConfig
@@ -172,6 +172,15 @@ def test_only_what_was_measured_alike_is_compared(
     ]
 
 
+REFUSED = {
+    "gamma=0.9": "GIVEN gamma: an evaluation plays, which only flags of the environment change",
+    "horizn=3": "; did you mean horizon?",
+    "horizon=0": "--horizon must be at least 1, got 0",
+    "reward_scale=5": "GIVEN reward_scale: an evaluation reports whole games and unscaled returns",
+    "continuous_as_bins=5": "GIVEN continuous_as_bins: the network was trained with another meaning of its act",
+}
+
+
 def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = copied(runs, "counter", tmp_path, "/600")
 
@@ -187,15 +196,18 @@ def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: 
     best = read_best(run / "checkpoint_p0" / "best_evaluated")
     assert best is not None
     assert best["value"] == plain[0]
-    for words, message in {
-        "gamma=0.9": "--flags gamma: an evaluation plays, which only flags of the environment change",
-        "horizn=3": "; did you mean horizon?",
-        "horizon=0": "--horizon must be at least 1, got 0",
-        "reward_scale=5": "--flags reward_scale: an evaluation reports whole games and unscaled returns",
-        "continuous_as_bins=5": "--flags continuous_as_bins: the network was trained with another meaning of its act",
-    }.items():
-        with pytest.raises(UsageError, match=re.escape(message)):
+    for words, message in REFUSED.items():
+        with pytest.raises(UsageError, match=re.escape(message.replace("GIVEN", "--flags"))):
             cli.run("evaluate", [str(run), "--flags", words])
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_start_refuses_the_flags_that_its_evaluations_would_refuse(words: str) -> None:
+    name, value = words.split("=")
+    flags = {"env": "CartPole-v1", "eval_every_sec": 1, "eval_flags": {name: json.loads(value)}}
+    with pytest.raises(UsageError, match=re.escape(REFUSED[words].replace("GIVEN", "--eval_flags"))):
+        check_observers(Config.from_flat(flags))
+    assert evaluated_env(Config.from_flat(flags), {"horizon": 3}, {"a": 1}, "").horizon == 3
 
 
 def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:
