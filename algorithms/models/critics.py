@@ -16,6 +16,38 @@ from appo.envs.spec import ObservationSpec
 from appo.utils.errors import UsageError
 
 
+def shared_encoder(observations: dict[str, ObservationSpec], config: ModelConfig) -> tuple[nn.Module | None, int]:
+    """Return the encoder that all critics share, None if numbers enter the layers as they are, and its output size.
+
+    Raises:
+        UsageError: the encoder cannot read the observations, or flags bound the values.
+    """
+    if config.use_spectral_norm:
+        raise UsageError(
+            "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
+        )
+    names = set(encoder_names(ModelConfig() if config.encoder_custom else config, observations).values())
+    if names == {MLP} and not custom_class(config, "encoder"):
+        return None, sum(torch.Size(one.shape).numel() for one in observations.values())
+    encoder = build_tower(config, observations).encoder
+    return encoder, size_of(encoder, "output_size")
+
+
+def joined(
+    obs: Observations, action: Tensor, keys: tuple[str, ...], encoder: nn.Module | None, *, frozen: bool
+) -> Tensor:
+    """Return the features of scaled observations {key} [B, *], and actions [B, A], as [B, F+A].
+
+    With `frozen` no gradient flows to the encoder.
+    """
+    if encoder is None:
+        features = [obs[key].flatten(1) if obs[key].dim() > 1 else obs[key][:, None] for key in keys]
+    else:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = [encoder(obs)]
+    return torch.cat((*features, action), dim=-1)
+
+
 class Critics(nn.Module):
     """N networks Q(s, a), whose layers are products of matrices [N, inputs, units]: one call per layer for all.
 
@@ -37,20 +69,9 @@ class Critics(nn.Module):
         self, observations: dict[str, ObservationSpec], config: ModelConfig, num_actions: int, num_critics: int
     ) -> None:
         super().__init__()
-        if config.use_spectral_norm:
-            raise UsageError(
-                "--use_spectral_norm: values of actions must reach any return, and normalized layers bound them"
-            )
         self.keys = tuple(observations)
-        self.encoder: nn.Module | None = None
-        names = set(encoder_names(ModelConfig() if config.encoder_custom else config, observations).values())
-        units = config.encoder_mlp_layers
-        if names == {MLP} and not custom_class(config, "encoder"):
-            size = sum(torch.Size(one.shape).numel() for one in observations.values())
-        else:
-            self.encoder = build_tower(config, observations).encoder
-            size = size_of(self.encoder, "output_size")
-            units = (size,)
+        self.encoder, size = shared_encoder(observations, config)
+        units = config.encoder_mlp_layers if self.encoder is None else (size,)
         layers = [[nn.Linear(a, b) for _ in range(num_critics)] for a, b in pairwise((size + num_actions, *units, 1))]
         for layer in layers:
             initialize_layers(config, nn.ModuleList(layer))
@@ -65,14 +86,9 @@ class Critics(nn.Module):
         With `frozen` gradients flow to the action alone.
         """
         weights, biases = list(self.weights), list(self.biases)
-        if self.encoder is None:
-            features = [obs[key].flatten(1) if obs[key].dim() > 1 else obs[key][:, None] for key in self.keys]
-        else:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-                features = [self.encoder(obs)]
         if frozen:
             weights, biases = ([x.detach() for x in tensors] for tensors in (weights, biases))
-        x = torch.cat((*features, action), dim=-1).expand(len(weights[0]), -1, -1)
+        x = joined(obs, action, self.keys, self.encoder, frozen=frozen).expand(len(weights[0]), -1, -1)
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
             x = torch.baddbmm(bias, x, weight)
             x = self.activation(layer_norm(x, x.shape[-1:]) if self.layer_norm else x)

@@ -35,6 +35,14 @@ class SACConfig(PacedReplayConfig):
     num_critics: int = flag(
         2, "networks that value actions; the smallest of their values counts", minimum=1, fixed_on_resume=True
     )
+    categorical_critics: int = flag(
+        0,
+        "width of critics that predict distributions of the return, with normalized layers and rewards; 0 = critics"
+        " predict numbers, with the layers of the policy",
+        minimum=0,
+        maximum=8192,
+        fixed_on_resume=True,
+    )
     target_rate: float = flag(
         0.005,
         "share of the way that the target networks go to the critics after every update",
@@ -68,7 +76,8 @@ class SACConfig(PacedReplayConfig):
 
 METRICS = {
     "loss": "mean of temperature * log-probability - value of drawn actions, which the policy lowers",
-    "critic_loss": "half the squared error of the critics, summed over the critics",
+    "critic_loss": "half the squared error of the critics, with `--categorical_critics` the cross-entropy, summed over"
+    " the critics",
     "q_mean": "mean value of the actions taken, over the critics",
     "target_mean": "mean of the targets",
     "entropy": "mean entropy of the policy by drawn actions in [-1, 1], in nats; approaches `--target_entropy`",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from appo.algorithms.models.actor_critic import model_inputs
+from appo.algorithms.models.categorical_critics import CategoricalCritics
 from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.encoders import Observations
 from appo.algorithms.models.flat_module import FlatModule
@@ -20,10 +21,13 @@ from appo.algorithms.ops import soft_q
 from appo.algorithms.ops.distributions import ActionDistribution, squashed
 from appo.algorithms.parts.captured_update import CapturedUpdate
 from appo.algorithms.parts.learner import LOSS, FlatLearner
+from appo.algorithms.parts.pooling import pool_mean
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
+from appo.algorithms.sac.categorical import Distributions, Draws, Judged, Weights
 from appo.algorithms.sac.config import SACConfig
+from appo.utils.errors import UsageError
 
 SMALLEST = 1e-30
 """By which weights and gradients may be divided."""
@@ -37,6 +41,11 @@ def policy_weights(weight: Tensor) -> Tensor:
     They correct draws by priority in full: steps with large errors of the critics mislead the policy.
     """
     return weight / weight.mean().clamp_min(SMALLEST)  # the batch of a late rank is empty, with weights of 0
+
+
+def _halves(obs: Observations) -> list[Observations]:
+    """Return observations {key} [B, *] of the steps, and after the n steps."""
+    return [{key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1)]
 
 
 class Temperature(nn.Module):
@@ -66,6 +75,7 @@ class SACLearner(FlatLearner):
         targets: slow copies of the critics.
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
         beta: exponent of the weights of the steps, scalar on the device.
+        distributions: critics and targets of `--categorical_critics`, or None.
         quick: faster equivalent of `differentiate`, or None.
         captured: `update` as a graph, see `capture`, or None.
     """
@@ -73,6 +83,7 @@ class SACLearner(FlatLearner):
     config: SACConfig
     quick: "Gradients | None" = None
     captured: CapturedUpdate | None = None
+    distributions: Distributions | None = None
     _device: Device | None = None  # that captures
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
@@ -80,9 +91,16 @@ class SACLearner(FlatLearner):
         assert isinstance(flat.module, PolicyNetwork)
         self.model, self.parts, device = flat.module, context.spec.action.parts, flat.flat.device
         num_actions, c = context.spec.action.num_values, self.config
-        critics = Critics(model_inputs(context.spec), context.model, num_actions, c.num_critics).to(device)
-        self.targets = self.keep_network("targets", copy.deepcopy(critics))
+        sizes = (model_inputs(context.spec), context.model, num_actions, c.num_critics)
+        units = c.categorical_critics
+        critics = (CategoricalCritics(*sizes, units) if units else Critics(*sizes)).to(device)
+        targets = copy.deepcopy(critics)
+        self.targets = self.keep_network("targets", targets)
         self.critics = self.add_network("critics", critics, rate="critic_learning_rate")
+        if isinstance(critics, CategoricalCritics) and isinstance(targets, CategoricalCritics):
+            if type(self).target is not SACLearner.target:
+                raise UsageError("--categorical_critics: the learner's own `target` is a number, not a distribution")
+            self.distributions = Distributions(critics, targets)
         self.entropy_weight = None
         if c.learn_temperature:
             self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
@@ -139,6 +157,18 @@ class SACLearner(FlatLearner):
         q = self.targets.module(later, action)
         return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
 
+    def judge(self, batch: Batch, obs: Observations, draws: Draws) -> Judged:
+        """Return the loss of the critics, and the values of a batch, see `differentiate`."""
+        weight, played = batch.recorded["weight"][0] ** self.beta, squashed(self.parts, batch.action[0])
+        if self.distributions is not None:
+            gamma = self.config.gamma**self.config.n_steps
+            return self.distributions.judge(batch, obs, played, draws, Weights(weight, self.temperature, gamma))
+        now, later = _halves(obs)
+        target = self.target(batch, later, draws.action_later, draws.log_prob_later)
+        q = self.critics.flat.module(now, played)
+        of_drawn = self.critics.flat.module(now, draws.action, frozen=True)
+        return Judged(soft_q.critic_loss(q, target, weight), of_drawn, q.detach(), target)
+
     def differentiate(self, batch: Batch, obs: Observations) -> Found:
         """Set the gradients of critics and policy; return mean absolute errors over the critics, and more.
 
@@ -146,21 +176,18 @@ class SACLearner(FlatLearner):
             batch: see `learn`.
             obs: scaled observations {key} [2B, *] of the steps, then after the n steps.
         """
-        now, later = ({key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1))
-        critics, weight, temperature = self.critics.flat.module, batch.recorded["weight"][0], self.temperature
+        (now, later), temperature = _halves(obs), self.temperature
         with torch.no_grad():
             logits_later = self.logits(later)
         drawn, log_probs = self.draw(torch.cat((self.logits(now), logits_later)))
-        (action, action_later), (log_prob, log_prob_later) = drawn.chunk(2), log_probs.chunk(2)
-        target = self.target(batch, later, action_later, log_prob_later)
-        q = critics(now, squashed(self.parts, batch.action[0]))
-        critic_loss = soft_q.critic_loss(q, target, weight**self.beta)
-        of_drawn = critics(now, action, frozen=True)
-        policy_loss = soft_q.policy_loss(of_drawn, log_prob, temperature, policy_weights(weight))
+        draws = Draws(*drawn.chunk(2), *log_probs.chunk(2))
+        critic_loss, of_drawn, q, target = self.judge(batch, obs, draws)
+        weight = policy_weights(batch.recorded["weight"][0])
+        policy_loss = soft_q.policy_loss(of_drawn, draws.log_prob, temperature, weight)
         self.critics.optimizer.gradient.zero_()
         self.optimizer.gradient.zero_()
         (critic_loss + policy_loss).backward()  # type: ignore[no-untyped-call]
-        q, log_prob = q.detach(), log_prob.detach()
+        log_prob = draws.log_prob.detach()
         means = {"critic_loss": critic_loss.detach(), "q_mean": q.mean(), "target_mean": target.mean()}
         means |= {LOSS: policy_loss.detach(), "entropy": -log_prob.mean(), "temperature": temperature.squeeze(0)}
         return (q - target).abs().mean(0), log_prob, means
@@ -168,11 +195,17 @@ class SACLearner(FlatLearner):
     def update(self, batch: Batch) -> Tensor:
         """Make one step of critics, policy, temperature and targets; return absolute errors [1, B]."""
         obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
+        if self.distributions is not None:
+            square, count = batch.reward[0].square().mean(), batch.valid.sum()
+            pooled = pool_mean(self.ranks, square, count) if self.ranks else square
+            self.distributions.critics.note_rewards(pooled)
         error, log_prob, means = (self.quick or self).differentiate(batch, obs)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
         self.step(batch.valid, means, [*self.networks.values()])
+        if self.distributions is not None:
+            self.distributions.critics.project()
         self.targets.flat.lerp_(self.critics.flat.flat, self.config.target_rate)
         return error.unsqueeze(0)
 

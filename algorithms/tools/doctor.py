@@ -340,7 +340,7 @@ def _rewards(exam: Examination, config: Config) -> Finding:
         limit = float(f"{10 * usual:.1g}")
         text = f"{sizes}: the rare ones hide all others: --reward_clip={limit:g}"
         return Finding("rewards", "note", text, {"reward_clip": limit})
-    normalized = getattr(config.learning, "normalize_returns", False)
+    normalized = any(getattr(config.learning, name, 0) for name in ("normalize_returns", "categorical_critics"))
     early = normalized and not config.algorithm.synchronous  # units follow the first update, not the first iteration
     least, most = (TINY_REWARD, HUGE_REWARD) if early else (SMALL_REWARD, LARGE_REWARD)
     if normalized and least <= largest <= most:

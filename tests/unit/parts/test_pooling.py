@@ -272,9 +272,9 @@ def test_continuous_actions_and_microbatches_pool_too() -> None:
         assert_the_same(learner, one)
 
 
-def sac_learner(columns: int) -> SACLearner:
+def sac_learner(columns: int, **flags: int) -> SACLearner:
     """Draw with noise of 1, which ranks cannot draw alike, for every share of a batch."""
-    learner = sac.learner_of(learning_rate=1e-3, critic_learning_rate=1e-3, max_grad_norm=1.0)
+    learner = sac.learner_of(learning_rate=1e-3, critic_learning_rate=1e-3, max_grad_norm=1.0, **flags)
 
     def draw(logits: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = logits[:, :3], logits[:, 3:]
@@ -296,6 +296,14 @@ def test_ranks_of_sac_learn_as_one_learner(ranks: int) -> None:
         for name, tensor, _ in one._named_tensors():
             found = next(own for other, own, _ in learner._named_tensors() if other == name)
             assert torch.allclose(found, tensor, rtol=1e-4, atol=1e-6), name
+
+
+def test_ranks_with_moments_of_their_own_batches_stay_equal() -> None:
+    batches = [sac.batch_of(seed=seed) for seed in range(STEPS)]
+    first, second = train(partial(sac_learner, categorical_critics=5), 2, batches)
+    for (name, one, _), (_, other, _) in zip(first._named_tensors(), second._named_tensors(), strict=True):
+        assert torch.equal(one, other), name
+    assert first.metrics()["skipped"] == 0.0
 
 
 def test_a_rank_of_sac_without_a_batch_changes_nothing() -> None:

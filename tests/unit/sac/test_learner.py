@@ -277,9 +277,11 @@ def test_normalized_layers_of_critics_forget_the_scale_of_their_weights() -> Non
         assert torch.allclose(critics(obs, action), before, atol=1e-3) == normalized
 
 
-def test_captured_updates_learn_the_same() -> None:
+@pytest.mark.parametrize("categorical", [0, 5])
+def test_captured_updates_learn_the_same(categorical: int) -> None:
     """A graph reads the exponent of the weights at its place, and flags only when captured anew."""
-    device, flags = RecordingDevice(), {"prioritized_replay": True, "learn_temperature": True}
+    device = RecordingDevice()
+    flags = {"prioritized_replay": True, "learn_temperature": True, "categorical_critics": categorical}
     plain = learner_of(**flags)
     captured = learner_of(**flags)
     captured.capture(device)
