@@ -42,7 +42,7 @@ class Flag:
         alone: meaning of the name without a value; None: a value is required.
         negated: choice that `--no_NAME`, with the name or an alias, selects; empty: only booleans have a negation.
         harmless: no value can run, read, write or send anything; None: true for numbers and choices, false for texts.
-        before: value in runs saved before the flag existed; None: the default.
+        before: value in runs saved before the flag existed; None: that of the preset, or the default.
         elements: words that a list may contain, for messages.
         needs: conditions for an effect, see `missing`.
     """

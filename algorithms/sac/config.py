@@ -42,6 +42,7 @@ class SACConfig(PacedReplayConfig):
         minimum=0,
         maximum=8192,
         fixed_on_resume=True,
+        before=0,  # presets have another value
     )
     target_rate: float = flag(
         0.005,

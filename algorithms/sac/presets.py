@@ -30,7 +30,10 @@ IMAGES: Preset = {**ACTING, "rollout": 8, "replay_capacity": 100_000, "num_worke
 """Trajectories of several steps store each frame once."""
 
 PRESETS: dict[str, Preset] = {
-    **dict.fromkeys(MUJOCO_NAMES, NUMBERS | {"train_for_env_steps": 1_000_000}),
+    **dict.fromkeys(
+        MUJOCO_NAMES,
+        NUMBERS | {"categorical_critics": 128, "critic_learning_rate": 3e-4, "train_for_env_steps": 1_000_000},
+    ),
     "Pendulum": NUMBERS
     | {
         "encoder_mlp_layers": (64, 64),

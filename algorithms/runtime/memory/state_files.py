@@ -89,6 +89,7 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
     if layout is None:
         return
     known: set[str] = set()
+    missing: list[str] = []
     for name, declared in layout.vectors.items():
         if name == WEIGHTS:
             continue
@@ -101,11 +102,20 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
         known.add(name)
         dtype, shape = described.get(name, ("", ()))
         if dtype != declared.dtype or len(shape) != len(declared.shape):
-            raise CheckpointError(f"optimizer.safetensors holds no {name}")
-        if shape != declared.shape:
+            missing.append(name)
+        elif shape != declared.shape:
             found, expected = ("x".join(map(str, one)) for one in (shape, declared.shape))
             raise UsageError(f"the checkpoint belongs to another model; it has {found} {name}, expected {expected}")
-    if unknown := sorted(described.keys() - known):
+    _refuse_names(missing, sorted(described.keys() - known))
+
+
+def _refuse_names(missing: list[str], unknown: list[str]) -> None:
+    """Refuse a file that lacks arrays (CheckpointError), or has other ones (UsageError)."""
+    if missing and unknown:
+        raise UsageError(f"the checkpoint belongs to another model; it has {shown(unknown[0])} and no {missing[0]}")
+    if missing:
+        raise CheckpointError(f"optimizer.safetensors holds no {missing[0]}")
+    if unknown:
         raise UsageError(f"the checkpoint belongs to another algorithm; it has {shown(unknown[0])}")
 
 

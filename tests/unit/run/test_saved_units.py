@@ -10,6 +10,7 @@ import pytest
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 from appo.utils.flags import flag
 
@@ -130,3 +131,10 @@ def test_bins_go_with_input_that_is_the_sampler_alone() -> None:
 def test_squashing_needs_the_map_to_the_bounds() -> None:
     with pytest.raises(UsageError, match=r"tanh_gaussian .* needs --action_scaling=auto"):
         scaling("--action_distribution=tanh_gaussian", "--action_scaling=off")
+
+
+def test_a_run_of_sac_from_before_its_presets_had_other_critics_keeps_its_critics() -> None:
+    words = ["--algo=SAC", "--env=Hopper-v5", "--trust"]
+    saved("before", algo="SAC", env="Hopper-v5")
+    found = [parse_train([*words, f"--experiment={name}"]).learning for name in ("new", "before")]
+    assert [one.categorical_critics for one in found if isinstance(one, SACConfig)] == [128, 0]

@@ -129,6 +129,24 @@ def test_the_weights_of_another_model_are_refused(table: Table, message: str) ->
         decode(encode(state_of(40), TABLE), table, LAYOUT)
 
 
+@pytest.mark.parametrize(
+    ("renamed", "error", "message"),
+    [
+        ({"statistics": "other"}, UsageError, "belongs to another model; it has other and no statistics"),
+        ({"statistics": ""}, CheckpointError, "optimizer.safetensors holds no statistics"),
+    ],
+)
+def test_a_missing_array_is_of_another_model_if_another_stands_in_its_place(
+    renamed: dict[str, str], error: type[Exception], message: str
+) -> None:
+    files = encode(state_of(40), TABLE)
+    arrays = safetensors.numpy.load(files["optimizer.safetensors"])
+    named = {renamed.get(name, name): array for name, array in arrays.items()}
+    files["optimizer.safetensors"] = safetensors.numpy.save({name: array for name, array in named.items() if name})
+    with pytest.raises(error, match=message):
+        decode(files, TABLE, LAYOUT)
+
+
 LARGE = np.zeros(1 << 22, np.float32)
 """16 MiB, which nobody has declared."""
 

@@ -315,6 +315,7 @@ def test_the_flag_that_helps_is_said(settings: dict[str, Any], name: str, text: 
         {"largest_reward": 2e6, "usual_reward": 3.0, "reward_clip": 30.0},
         {"largest_reward": 5e4, "usual_reward": 2e4, "normalize_returns": False, "reward_scale": 1e-4},
         {"largest_reward": 5e4, "usual_reward": 2e4},
+        {"largest_reward": 5e4, "usual_reward": 2e4, "algo": "SAC", "categorical_critics": 8},
     ],
 )
 def test_what_flags_have_made_right_is_not_said_again(settings: dict[str, Any]) -> None:
