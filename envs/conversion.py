@@ -5,7 +5,7 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -173,10 +173,10 @@ def _row_splitter(space: Space) -> Callable[[Any], Sequence[Any]]:
 
 
 class ObservationWriter:
-    """Writes observations into slot rows; refuses observations outside the observation space.
+    """Writes observations into slot rows; refuses keys, shapes and types that the observation space does not have.
 
     numpy would silently cut a float for a uint8 row to 0, and broadcast a wrong shape. Every write therefore checks the
-    kind of the type and the shape.
+    kind of the type and the shape. Bounds of a Box are not checked.
 
     Args:
         name: name of the environment in messages.
@@ -209,7 +209,7 @@ class ObservationWriter:
         self.precision: Precision | None = None
         if isinstance(space, spaces.Box):
             codes, stored = np.typecodes["AllInteger"] + "efd?", self.specs[SINGLE_KEY].dtype
-            self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, "same_kind"))
+            self.plain_types = "".join(code for code in codes if np.can_cast(code, stored, _casting_to(stored)))
 
     def empty(self, num_rows: int) -> dict[str, Array]:
         """Arrays [R, *] of zeros, as in a slot."""
@@ -327,7 +327,12 @@ def _copy_of(key: str, space: Space, is_additive: bool) -> Copy:
         return lambda target, source: _copy_one_hot(target, source, size, first, begin)
     if isinstance(space, spaces.MultiBinary):
         return _copy_bits
-    return lambda target, source: np.copyto(target, source, casting="same_kind")
+    return lambda target, source: np.copyto(target, source, casting=_casting_to(target.dtype))
+
+
+def _casting_to(stored: Any) -> Literal["safe", "same_kind"]:
+    """Return how numbers are cast: bytes only from types that hold no larger ones, which would wrap."""
+    return "safe" if stored == np.uint8 else "same_kind"
 
 
 def _copy_bits(target: Array, source: Array) -> None:

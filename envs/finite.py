@@ -12,6 +12,7 @@ from appo.utils.logging import SHOWN
 from appo.utils.values import ABSURD
 
 log = logging.getLogger(__name__)
+LIMIT = "; float32, which keeps observations, ends at 3.4e38"
 _huge: set[tuple[str, str]] = set()
 """Environments and keys of observations about which the process has logged that they are huge."""
 
@@ -45,10 +46,10 @@ class FiniteCheck:
                     log.warning("%s: float32 cannot hold its square, let it be smaller", said, extra=SHOWN)
         return failures
 
-    def require(self, obs: dict[str, Array], row: int) -> None:
-        """Raise `NotFinite` if the observations of a row are not finite."""
-        own = {key: array[row : row + 1] for key, array in obs.items()}
-        for failure in self._search(own, np.zeros(1, np.float32), row).values():
+    def require(self, obs: dict[str, Array], row: int | None = None) -> None:
+        """Raise `NotFinite` if the observations of a row, or of any, are not finite."""
+        own = obs if row is None else {key: array[row : row + 1] for key, array in obs.items()}
+        for failure in self._search(own, np.zeros(1, np.float32), row or 0).values():
             raise failure
 
     def _search(self, obs: dict[str, Array], reward: Array, first_row: int = 0) -> dict[int, NotFinite]:
@@ -58,6 +59,7 @@ class FiniteCheck:
             for row, *place in np.argwhere(~np.isfinite(array)).tolist():
                 value, at = array[(row, *place)], f" at {place}" if place else ""
                 who = row_name(first_row + row, self._num_agents)
-                failure = NotFinite(f"{self.name}: {who}: {what} is not finite: {value}{at}")
+                more = LIMIT if what != "reward" and np.isinf(value) else ""
+                failure = NotFinite(f"{self.name}: {who}: {what} is not finite: {value}{at}{more}")
                 failures.setdefault(first_row + row, failure)
         return failures

@@ -174,7 +174,7 @@ def find_out_agents(env: Any) -> None:
 
 
 def _is_of(space: Space, observation: Any) -> bool:
-    """Return whether the result of `reset` is one observation: the loop checks bounds and type."""
+    """Return whether the result of `reset` is one observation, by its shape: the loop checks the rest."""
     if space.shape is None:
         return observation in space
     try:

@@ -190,8 +190,11 @@ def open_folder(folder: Path, name: str, spec: EnvSpec) -> str:
     """Make the folder of a dataset; remove the writer's open part and return its name.
 
     Raises:
-        UsageError: the folder cannot be written, or contains a damaged dataset or one of other spaces.
+        UsageError: the folder cannot be written, or contains a damaged dataset or one of other spaces; or an
+            observation has no numbers.
     """
+    if empty := next((key for key, one in spec.observations.items() if 0 in one.shape), None):
+        raise UsageError(f"--output: observation key {shown(empty)} has no numbers, which Minari cannot read")
     hidden = f"{OPEN}{name}"
     try:
         make_folder(folder, hidden)  # so that one without room or permission is found now

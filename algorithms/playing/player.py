@@ -22,10 +22,13 @@ from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.sampling.policy import Policy
 from appo.envs.spec import EnvSpec, GroupEnv, step_row
+from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
 from appo.utils.system.devices import choose_device
 
 Look = Callable[[bool], None]
+LONG = 100_000
+"""Steps without the end of an episode after which a warning follows."""
 
 
 def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: int) -> tuple["Player", int]:
@@ -132,7 +135,7 @@ def play(
     row.first[:] = True
     envs.reset([int(s) >> 1 for s in np.random.SeedSequence(seed).generate_state(1)], row.obs)
     recorder = EpisodeRecorder(envs.spec.num_agents)
-    num_episodes = frames = 0
+    num_episodes = frames = length = 0
     ended = False
     seconds_per_frame = 1 / config.fps if config.window and config.fps else 0.0
     due = time.monotonic()
@@ -143,9 +146,13 @@ def play(
         stats = envs.step(player.act(row.obs, row.first), row)
         valid = np.ones_like(row.first) if envs.spec.same_step else ~row.first  # the reset step belongs to no episode
         frames += recorder.add(row, valid, stats)
+        length += 1
         if ended := recorder.over:
             yield recorder.episode()
-            num_episodes += 1
+            num_episodes, length = num_episodes + 1, 0
+        if length == LONG:
+            ends = "--max_num_frames=N stops, horizon=N in --flags (--eval_flags) ends episodes"
+            complain(f"warning: no episode has ended after {LONG} steps: {ends}\n")
         if seconds_per_frame:
             now = time.monotonic()
             due = max(due + seconds_per_frame, now)  # delays are not made up for

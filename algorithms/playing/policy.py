@@ -22,6 +22,7 @@ from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import NETWORKS, vector_of
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionConverter, ObservationWriter
+from appo.envs.finite import FiniteCheck
 from appo.envs.given import name_of
 from appo.envs.loop.env_set import RAISE, EnvSet
 from appo.envs.make import is_factory, is_vector_only, make_first, make_single
@@ -122,6 +123,7 @@ class Policy:
         self._player, self._flat = player, player.policy.flat
         self.estimates_returns = run.config.estimates_returns(run.policy) and self.model.has_value
         self._writer = ObservationWriter(run.config.env.env, *seen)
+        self._finite = FiniteCheck(run.config.env.env, player.spec)
         self._actions = ActionConverter(seen[1], player.spec.action)
         choices = [part.size for part in player.spec.action.parts if part.kind == "categorical"]
         self._begins_of_parts, self._mask_form = np.cumsum([0, *choices])[:-1], MaskForm(seen[1])
@@ -136,7 +138,7 @@ class Policy:
             action_mask: mask from the environment's `info`, if the environment puts masks there.
 
         Raises:
-            EnvironmentFailure: the observation does not fit the space.
+            EnvironmentFailure: the observation does not fit the space, or is not finite.
             UsageError: a mask is missing, has a wrong size, or allows nothing.
         """
         obs = self._one(observation, action_mask)
@@ -192,6 +194,7 @@ class Policy:
         num_rows = len(some)
         obs = self._writer.empty(num_rows)
         self._writer.write_batch(obs, observations)
+        self._finite.require(obs)
         starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
         said = {} if action_mask is None else {MASK_KEY: action_mask}
         masks = [mask_of_batched(said, row, self._mask_form.size) for row in range(num_rows)] if said else None
@@ -241,6 +244,7 @@ class Policy:
         """Return an observation as rows [1, *] per key, the mask included."""
         obs = self._writer.empty(1)
         self._writer.write_row(obs, 0, observation)
+        self._finite.require(obs)
         self._take_masks(obs, None if action_mask is None else [action_mask])
         if MASK_KEY in obs and not np.logical_or.reduceat(obs[MASK_KEY].reshape(-1), self._begins_of_parts).all():
             raise UsageError(f"{MASK_KEY}: expected at least one allowed choice, got all zero")

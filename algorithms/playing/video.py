@@ -184,7 +184,7 @@ class Recorder:
         try:
             self.video.add(picture)
         except ValueError as error:
-            raise EnvironmentFailure(f"{self.name}: cannot film it: {error}") from error
+            raise EnvironmentFailure(f"{self.name}: cannot film it: {error}") from None
         self._last = picture
 
 

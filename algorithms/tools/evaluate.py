@@ -65,10 +65,9 @@ class Evaluation(NamedTuple):
 
     def line(self) -> str:
         """Return the evaluation as one line."""
-        return (
-            f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: return "
-            f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
-        )
+        got = f"return {self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.episodes} episodes"
+        got = got if self.episodes else "no episode ended before --max_num_frames"
+        return f"policy {self.policy} at {self.env_steps} env steps, {self.mode.replace('_', ' ')} actions: {got}"
 
 
 def evaluate(config: EvaluateConfig) -> int:
@@ -175,7 +174,7 @@ class Evaluator:
             named = {"run": self.name} if self.name else {}
             text = f"{shown(self.name)}: {one.line()}" if self.name else one.line()
             say(json_text({**named, **one._asdict()}) if self.config.json else text)
-        if self._log is None:
+        if self._log is None or not all(one.episodes for one in found):
             return found
         for one in found:
             self._log.append(

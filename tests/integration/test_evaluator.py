@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from appo.algorithms import cli
+from appo.algorithms.playing import player
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluated_env, evaluation_words
@@ -172,6 +173,7 @@ def test_only_what_was_measured_alike_is_compared(
     ]
 
 
+NO_END = "no episode ended before --max_num_frames"
 REFUSED = {
     "gamma=0.9": "GIVEN gamma: an evaluation plays, which only flags of the environment change",
     "horizn=3": "; did you mean horizon?",
@@ -208,6 +210,18 @@ def test_a_start_refuses_the_flags_that_its_evaluations_would_refuse(words: str)
     with pytest.raises(UsageError, match=re.escape(REFUSED[words].replace("GIVEN", "--eval_flags"))):
         check_observers(Config.from_flat(flags))
     assert evaluated_env(Config.from_flat(flags), {"horizon": 3}, {"a": 1}, "").horizon == 3
+
+
+def test_an_evaluation_without_an_end_keeps_no_result(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(runs, "counter", tmp_path, "/600")
+    monkeypatch.setattr(player, "LONG", 2)
+    assert cli.run("evaluate", [str(run), "--max_num_frames=2"]) == 0
+    printed = capfd.readouterr()
+    assert [line.partition(": ")[2] for line in printed.out.splitlines()] == [NO_END] * 2
+    assert printed.err.count("warning: no episode has ended after 2 steps: --max_num_frames=N stops, ") == 2
+    assert results(run) == []
 
 
 def test_nothing_to_evaluate(runs: Path, tmp_path: Path) -> None:

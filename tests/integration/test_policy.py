@@ -20,7 +20,7 @@ from appo.algorithms.playing.saved_run import find_run
 from appo.algorithms.run.folder import MARK
 from appo.algorithms.run.trust import marked
 from appo.envs import make
-from appo.utils.errors import CheckpointError, SpaceMismatch, UsageError
+from appo.utils.errors import CheckpointError, NotFinite, SpaceMismatch, UsageError
 from tests.integration.enjoying import evaluation
 from tests.markdown import ROOT, blocks
 
@@ -252,6 +252,20 @@ def test_masks_are_obeyed(runs: Path) -> None:
     nobody = np.zeros((2, choices), np.int8)  # as vector environments show it of rows that have ended
     policy.reset()
     assert policy.act_batch(np.zeros((2, 3), np.float32), action_mask=nobody).shape == (2,)
+
+
+def test_observations_that_are_not_finite_are_refused_and_leave_the_memory(runs: Path) -> None:
+    policy = load_policy(runs / "memory")
+    policy.act_batch(np.ones((2, 3), np.float32))
+    before = policy._player.rnn_state.clone()
+    for value in (np.nan, np.inf):
+        bad = np.array([[1.0, 1.0, 1.0], [1.0, value, 1.0]], np.float32)
+        with pytest.raises(NotFinite, match=r"env 1: observation key obs is not finite: (nan|inf) at \[1\]"):
+            policy.act_batch(bad)
+        for act in (policy.act, policy.compute_action):
+            with pytest.raises(NotFinite, match="env 0: observation key obs is not finite"):
+                act(bad[1])
+    assert torch.equal(policy._player.rnn_state, before)
 
 
 def test_what_is_not_there(runs: Path) -> None:

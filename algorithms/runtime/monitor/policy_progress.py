@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 256
 LONGEST_NAME = 200
+LONG = 1_000_000
+"""Env steps without the end of an episode that the console mentions."""
 T = TypeVar("T")
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
@@ -185,4 +187,6 @@ class PolicyProgress:
         if self.episode_return.count:
             mean, digits = self.episode_return.mean, ".2f" if abs(self.episode_return.mean) < ABSURD else ".4g"
             parts.append(f"return {mean:{digits}} over {self.episode_return.count} episodes")
+        elif not self.episodes and self.since_start("env_steps") > LONG:
+            parts.append("no episode has ended yet: see --horizon")
         return ", ".join(parts)

@@ -191,6 +191,15 @@ WRITTEN = {
 }
 
 
+def test_an_observation_without_numbers_is_refused(tmp_path: Path) -> None:
+    """Minari writes none that it reads, and Arrow divides by their size."""
+    seen = {"speed": ObservationSpec((2,), "float32"), "none": ObservationSpec((0,), "float32")}
+    spec = EnvSpec(seen, ActionSpec((ActionPart("categorical", 3),)))
+    with pytest.raises(UsageError, match="--output: observation key none has no numbers, which Minari cannot read"):
+        written(tmp_path / "d", [], spec)
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_minari_reads_the_images_that_are_written(tmp_path: Path, name: str) -> None:
     """Bit by bit."""

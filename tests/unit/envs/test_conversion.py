@@ -16,7 +16,7 @@ from appo.envs.make import make_group, with_precision
 from appo.envs.precision import Precision
 from appo.envs.spaces import spec_of
 from appo.envs.spec import EpisodeStats
-from appo.utils.errors import EnvironmentFailure
+from appo.utils.errors import EnvironmentFailure, NotFinite
 
 BOX = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64)
 ACTION_SPACES = [
@@ -189,6 +189,7 @@ def test_samples_of_a_space_are_written(space: spaces.Space) -> None:
         (VECTOR, {"obs": np.zeros(3, np.float32)}, ["shape (3,)"]),
         (IMAGE, np.full((2, 2), 0.9), ["key obs", "uint8", "float64"]),
         (IMAGE, np.zeros((2, 2), np.int64), ["uint8", "int64"]),
+        (IMAGE, np.full((2, 2), 300, np.uint16), ["uint8", "uint16"]),
         (spaces.Discrete(3), 3, ["choices are 0..2", "3"]),
         (spaces.Discrete(3), -1, ["choices are 0..2"]),
         (spaces.Discrete(3), 1.5, ["integer"]),
@@ -358,6 +359,13 @@ def test_huge_observations_are_said_once_and_huge_rewards_pass(size: float, capl
     obs["y"][0] = np.nan
     [failure] = FiniteCheck(name, spec)(obs, np.array([1e30], np.float32)).values()
     assert str(failure) == f"{name}: env 0: observation key y is not finite: nan at [0]"
+    obs["y"][0] = np.inf
+    [failure] = FiniteCheck(name, spec)(obs, np.array([np.inf], np.float32)).values()
+    assert str(failure) == f"{name}: env 0: reward is not finite: inf"
+    with pytest.raises(
+        NotFinite, match=r"key y is not finite: inf at \[0\]; float32, which keeps observations, ends a"
+    ):
+        FiniteCheck(name, spec).require(obs)
 
 
 def test_scaled_rewards_that_leave_float32_are_infinite_without_a_warning() -> None:

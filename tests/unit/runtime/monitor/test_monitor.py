@@ -500,6 +500,16 @@ def resumed_at(env_steps: int, samples: int) -> PolicyProgress:
     return progress
 
 
+def test_a_line_mentions_that_no_episode_has_ended() -> None:
+    progress = resumed_at(5_000_000, 1_250_000)
+    progress.learned({"env_steps": 6_000_000}, {})
+    assert "no episode" not in progress.line()
+    progress.learned({"env_steps": 6_000_001}, {})
+    assert progress.line().endswith(", no episode has ended yet: see --horizon")
+    progress.episodes = 1  # of an earlier start, or of other weights
+    assert "no episode" not in progress.line()
+
+
 def test_a_benchmark_counts_all_policies_since_this_start() -> None:
     budget, policies = Budget(10**10, benchmark=True), [resumed_at(5_000_000, 1_250_000), resumed_at(40, 10)]
     assert budget.spent(policies, 0, 0.0) is None  # what earlier starts have done does not count
