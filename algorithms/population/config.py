@@ -9,6 +9,8 @@ from appo.utils.errors import UsageError
 from appo.utils.flags import Flag, flag
 from appo.utils.values import flag_hint, from_plain, shown
 
+ACTING = ("epsilon", "epsilon_alpha")
+"""Flags that actors read once, at their start."""
 SHARED = (
     "rollout",
     "recurrence",
@@ -139,7 +141,7 @@ def frozen(config: PopulationConfig, num_policies: int) -> frozenset[int]:
     return frozenset({*range(num_policies)} - {*learning} | {*config.frozen_policies})
 
 
-def check_population(config: PopulationConfig, num_policies: int) -> None:
+def check_population(config: PopulationConfig, num_policies: int, stats_avg: int) -> None:
     """Refuse contradictory flags of a population (UsageError)."""
     for name in ("policies_to_train", "frozen_policies"):
         if any(policy >= num_policies for policy in getattr(config, name)):
@@ -149,6 +151,14 @@ def check_population(config: PopulationConfig, num_policies: int) -> None:
         raise UsageError("--policies_to_train and --frozen_policies leave no policy that learns")
     if config.with_pbt and learning < 2:
         raise UsageError(f"--with_pbt needs at least 2 policies that learn, got {learning}: raise --num_policies")
+    if config.with_pbt and config.pbt_min_episodes > stats_avg:
+        raise UsageError(
+            f"--pbt_min_episodes={config.pbt_min_episodes}: returns of the last --stats_avg={stats_avg} episodes count"
+        )
+    if config.with_pbt and (
+        acting := next((name for name in config.per_policy if name.replace("-", "_") in ACTING), None)
+    ):
+        raise UsageError(f"--per_policy {acting}: --with_pbt copies policies, not the exploration of their actors")
     if config.policy_mapping and num_policies < 2:
         raise UsageError("--policy_mapping chooses among policies: raise --num_policies")
     if config.self_play and num_policies > 1:

@@ -112,7 +112,7 @@ class Controller:
             misses_true_reward = name in TRUE_REWARD and statistic is progress.episode_return
             if progress.episodes and (statistic is None or misses_true_reward):
                 self._warn(progress)
-            if statistic is None or statistic.count < min(self.config.pbt_min_episodes, progress.stats_avg):
+            if statistic is None or statistic.count < self.config.pbt_min_episodes:
                 return None
             found[policy] = statistic.mean
         return found

@@ -410,7 +410,7 @@ def check(config: Config) -> None:
         raise UsageError("--encoder_mlp_layers needs at least one layer")
     if config.run.precision == "bf16" and config.model.encoder_custom:
         raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
-    check_population(config.population, config.sampling.num_policies)
+    check_population(config.population, config.sampling.num_policies, config.logging.stats_avg)
     grows = any(flag.mutation == "samples" for flag in config.table.by_part["learning"].values())
     if config.population.with_pbt and any(config.model_of(p) != config.model for p in range(len(config.differences))):
         raise UsageError("--with_pbt: policies copy each other's weights, so --per_policy gives them no other networks")

@@ -155,7 +155,7 @@ class MultiAgentLoop(PythonLoop):
             row.terminated[at], row.truncated[at] = terminated, not terminated
         lost = terminated and observation is None  # nobody asks what comes after
         if plays or (ends and not lost):
-            self._observe(row.obs, at, observation, info if plays else None)
+            self._observe(row.obs, at, observation, info, ended=ends)
         else:
             self._blank(row.obs, at)
         return ends
@@ -175,20 +175,22 @@ class MultiAgentLoop(PythonLoop):
             else:
                 self._blank(obs, at)
 
-    def _observe(self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any] | None) -> None:
-        """Write an agent's observation, and the mask if infos have masks; without an info the episode has ended."""
+    def _observe(
+        self, obs: dict[str, Array], at: int, observation: Any, info: Mapping[str, Any], *, ended: bool = False
+    ) -> None:
+        """Write an agent's observation, and the mask if infos have masks; at an end, a mask may be missing."""
         shape, types = self._observations.plain_shape, self._observations.plain_types
         if type(observation) is np.ndarray and observation.dtype.char in types and observation.shape == shape:
             obs[SINGLE_KEY][at] = observation
         elif observation is None:
-            when = "at its truncated end, which is valued by what it shows" if info is None else "although it plays on"
+            when = "at its truncated end, which is valued by what it shows" if ended else "although it plays on"
             raise SpaceMismatch(f"{self.name}: {self._called(at)} shows nothing {when}")
         else:
             self._observations.write_row(obs, at, observation)
         if info:
             self.infos.refuse_masks(info)
         if self.spec.mask_in_info and self._masks:
-            if info is None:
+            if ended and info.get(MASK_KEY) is None:
                 obs[MASK_KEY][at] = 1
             else:
                 self._masks.write_row(obs, at, info)

@@ -234,7 +234,7 @@ class ParallelAgents(gymnasium.Env[Any, Any]):
             info = dict(infos.get(agent) or {})
             if agent not in self._living:
                 info[ACTIVE_KEY] = False
-            elif self._spaces.masks is not None:
+            if self._spaces.masks is not None:
                 info[MASK_KEY] = self._spaces.mask(index, info.get(MASK_KEY))
             listed.append(info)
         return listed

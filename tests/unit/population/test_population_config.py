@@ -25,6 +25,14 @@ from appo.utils.errors import UsageError
             ["--num_policies=2", "--algo=SAC", "--per_policy", "replay_capacity=400,4000"],
             "replay_capacity is the same for all policies",
         ),
+        (
+            ["--num_policies=2", "--with_pbt", "--algo=APEX", "--per_policy", "epsilon-alpha=0,1"],
+            "--per_policy epsilon-alpha: --with_pbt copies policies, not the exploration of their actors",
+        ),
+        (
+            ["--num_policies=2", "--with_pbt", "--pbt_min_episodes=6", "--stats_avg=5"],
+            "--pbt_min_episodes=6: returns of the last --stats_avg=5 episodes count",
+        ),
         (["--num_policies=2", "--per_policy", "algo=APPO,PPO"], "--per_policy algo: algo is the same for all policies"),
         (["--num_policies=2", "--per_policy", "gamma=0.9"], "--per_policy gamma has 1 values for --num_policies=2"),
         (["--num_policies=2", "--per_policy", "gamma=0.9,2"], "--gamma must be at most 1, got 2.0"),

@@ -132,6 +132,21 @@ def test_batches_are_whole_rollouts(seed: int) -> None:
         assert 32 <= size <= 384
 
 
+def test_small_batches_grow_and_shrink_alike() -> None:
+    one, random = Tuned(64, 32, 384, unit=32), random_of(2)
+    assert {one.mutate(64, 1.0, random) for _ in range(50)} == {32, 96}
+    grown = Counter(one.mutate(160, 1.0, random) for _ in range(10_000))
+    assert grown.keys() == {64, 128, 192}
+    assert grown[64] == pytest.approx(10_000 * RESET_PROBABILITY, abs=100)
+    assert grown[128] == pytest.approx(grown[192], abs=250)
+
+
+def test_a_value_that_is_off_stays_off_and_none_goes_off_by_chance() -> None:
+    random = random_of(3)
+    assert {Tuned(0.003, 1e-4, 1.0).mutate(0.0, 1.0, random) for _ in range(1000)} == {0.0}
+    assert all(Tuned(0.0, 1e-4, 1.0).mutate(0.01, 1.0, random) for _ in range(1000))
+
+
 SHAPING = {"delta": {"health": [1.0, -2.0], "ammo": 0}, "dies": True, "name": "x"}
 
 

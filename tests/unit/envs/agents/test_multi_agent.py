@@ -310,6 +310,36 @@ def test_masks_of_agents_that_come_and_go(where: str) -> None:
     assert acted.any(axis=0).all()
 
 
+class CutWithMasks(gymnasium.Env[Any, Any]):
+    """Two agents with a single allowed choice, cut off after two steps; the last mask may say nothing."""
+
+    is_multiagent, num_agents = True, 2
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
+
+    def __init__(self, last: Any) -> None:
+        self.last = last
+
+    def reset(self, **_: Any) -> Any:
+        self.at = 0
+        return [np.zeros(2, np.float32)] * 2, [{MASK_KEY: np.array([1, 0, 0])}] * 2
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        mask = np.array([1, 0, 0]) if self.at < 2 else self.last
+        infos = [{}, {}] if mask is None else [{MASK_KEY: mask}] * 2
+        return [np.zeros(2, np.float32)] * 2, [1.0] * 2, NO, [self.at == 2] * 2, infos
+
+
+@pytest.mark.parametrize(
+    ("last", "stored"), [([0, 1, 0], [0, 1, 0]), (None, [1, 1, 1]), ([0, 0, 0], [1, 1, 1])], ids=str
+)
+def test_a_truncated_end_is_valued_by_its_own_mask(last: Any, stored: list[int]) -> None:
+    loop = loop_over([lambda: CutWithMasks(None if last is None else np.array(last))], name="cut")
+    rollout = collect(loop, 2, [0], zero)
+    assert rollout.truncated.tolist() == [[False] * 2, [True] * 2]
+    assert rollout.obs[MASK_KEY].tolist() == [[[1, 0, 0]] * 2] * 2 + [[stored] * 2]
+
+
 # --- failures
 
 
