@@ -17,6 +17,7 @@ SHARED = (
     "num_batches_per_iteration",
     "max_skipped_updates",
     "normalize_returns",
+    "dueling",
     "encoder_custom",
     "replay_capacity",
     "replay_compression",
@@ -193,12 +194,26 @@ def values_per_policy(config: PopulationConfig, flags: Mapping[str, Flag], num_p
             if name not in (*flags, "algo"):  # a run has a single algorithm
                 reason = f"is no flag of learning or of the network{flag_hint(name, own, dashes='')}"
             raise UsageError(f"--per_policy {shown(name)}: {shown(name)} {reason}")
-        words = text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
-        if len(words) != num_policies:
+        if len(words := _words(text)) != num_policies:
             raise UsageError(f"--per_policy {name} has {len(words)} values for --num_policies={num_policies}")
         for values, word in zip(found, words, strict=True):
             values[name] = from_plain(flags[name], word)
     return found
+
+
+def changed_per_policy(saved: Mapping[str, Any], asked: Mapping[str, Any], flags: Mapping[str, Flag]) -> list[str]:
+    """Return `per_policy flag old -> new` for changed values of flags that a resumed run cannot change."""
+    before, after = (
+        {name.replace("-", "_"): words_of(tuple(map(str, _words(text)))) for name, text in values.items()}
+        for values in (saved.get("per_policy", {}), asked.get("per_policy", saved.get("per_policy", {})))
+    )
+    changed = sorted(name for name in {*before, *after} & {*flags} if before.get(name) != after.get(name))
+    fixed = [name for name in changed if flags[name].is_fixed(saved)]
+    return [f"per_policy {name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in fixed]
+
+
+def _words(text: object) -> list[Any]:
+    return text if isinstance(text, list) else [word.strip() for word in str(text).split(",")]
 
 
 def largest_batch_size(config: PopulationConfig, sizes: Sequence[int], rollout: int) -> int:

@@ -11,6 +11,7 @@ from appo.algorithms.datasets.config import InputConfig, RunOutputConfig
 from appo.algorithms.models.config import ModelConfig, reads_images
 from appo.algorithms.population.config import (
     PopulationConfig,
+    changed_per_policy,
     check_population,
     frozen,
     largest_batch_size,
@@ -570,7 +571,7 @@ def _saved_values(
     if is_again(str(saved.get("env", "")), str(fixed.get("env", ""))):
         fixed.pop("env")  # the same class under its present name
     before = {name: table.flags[name].default for name in fixed} | saved  # the flag may be newer than the run
-    if changes := changed_flags(before, fixed):
+    if changes := [*changed_flags(before, fixed), *changed_per_policy(saved, asked, table.flags)]:
         raise UsageError(f"run {run.experiment} cannot change {', '.join(changes)}; give another --experiment")
     return saved
 

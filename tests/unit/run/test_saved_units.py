@@ -138,3 +138,17 @@ def test_a_run_of_sac_from_before_its_presets_had_other_critics_keeps_its_critic
     saved("before", algo="SAC", env="Hopper-v5")
     found = [parse_train([*words, f"--experiment={name}"]).learning for name in ("new", "before")]
     assert [one.categorical_critics for one in found if isinstance(one, SACConfig)] == [128, 0]
+
+
+def test_values_per_policy_of_fixed_flags_stay() -> None:
+    saved("both", num_policies=2, per_policy={"nonlinearity": "elu,relu", "gamma": "0.9,0.99"})
+    words = ["--env=Pendulum-v1", "--experiment=both", "--trust"]
+    for given in (["nonlinearity=elu, relu", "gamma=0.5,0.6"], ["nonlinearity=elu,relu"], []):
+        assert parse_train([*words, *(["--per_policy", *given] if given else [])]).sampling.num_policies == 2
+    for given, change in (
+        (["nonlinearity=elu,tanh"], "elu,relu -> elu,tanh"),
+        (["gamma=0.5,0.6"], "elu,relu -> none"),
+        (["nonlinearity=elu,relu", "hidden_size=8,9"], "hidden_size none -> 8,9"),
+    ):
+        with pytest.raises(UsageError, match=f"run both cannot change per_policy .*{change}"):
+            parse_train([*words, "--per_policy", *given])
