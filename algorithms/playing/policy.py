@@ -64,7 +64,8 @@ def load_policy(  # noqa: PLR0913 (all but one are keywords)
         which: the newest checkpoint, the best by training or by evaluation, the newest milestone, or past version.
         device: cpu, cuda, or auto.
         seed: seed of the sampling of actions; None: a random seed.
-        spaces: spaces of the environment; without them the environment is made once to read the spaces.
+        spaces: spaces of the environment; without them the environment is made once to read the spaces. Spaces do not
+            show masks in infos: an action without `action_mask` is then drawn from all choices.
         train_dir: folder of all runs.
         trust: allow code named by a run without this user's mark, like `--trust`.
         env: the class or function given to `train` as the environment.

@@ -12,7 +12,7 @@ from appo.algorithms.ops.q_learning import n_step_target
 from appo.algorithms.runtime.learning.batches import Batch
 
 
-class Judged(NamedTuple):
+class CriticPass(NamedTuple):
     """Values of a batch by N critics.
 
     Attributes:
@@ -42,8 +42,8 @@ class Draws(NamedTuple):
     log_prob_later: Tensor
 
 
-class Weights(NamedTuple):
-    """Weights in the losses.
+class LossWeights(NamedTuple):
+    """Weights and discount in the losses.
 
     Attributes:
         of_step: [B] in the loss of the critics.
@@ -62,7 +62,9 @@ class Distributions(NamedTuple):
     critics: CategoricalCritics
     targets: CategoricalCritics
 
-    def judge(self, batch: Batch, obs: Observations, action: Tensor, draws: Draws, losses: Weights) -> Judged:
+    def critic_pass(
+        self, batch: Batch, obs: Observations, action: Tensor, draws: Draws, losses: LossWeights
+    ) -> CriticPass:
         """Return the cross-entropy of the critics to projected targets, and the values of a batch.
 
         Args:
@@ -85,4 +87,4 @@ class Distributions(NamedTuple):
         now = {key: x.chunk(2)[0] for key, x in obs.items()}
         of_drawn = categorical.mean_of(critics(now, draws.action, moments)[0], atoms)
         q = categorical.mean_of(predicted.detach(), atoms) * size
-        return Judged(loss, of_drawn, q, (target * atoms).sum(-1) * size)
+        return CriticPass(loss, of_drawn, q, (target * atoms).sum(-1) * size)

@@ -25,7 +25,7 @@ from appo.algorithms.parts.pooling import pool_mean
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
-from appo.algorithms.sac.categorical import Distributions, Draws, Judged, Weights
+from appo.algorithms.sac.categorical import CriticPass, Distributions, Draws, LossWeights
 from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 
@@ -157,17 +157,19 @@ class SACLearner(FlatLearner):
         q = self.targets.module(later, action)
         return soft_q.soft_target(batch.reward[0], batch.recorded["discount"][0], q, log_prob, self.temperature)
 
-    def judge(self, batch: Batch, obs: Observations, draws: Draws) -> Judged:
+    def critic_pass(self, batch: Batch, obs: Observations, draws: Draws) -> CriticPass:
         """Return the loss of the critics, and the values of a batch, see `differentiate`."""
         weight, played = batch.recorded["weight"][0] ** self.beta, squashed(self.parts, batch.action[0])
         if self.distributions is not None:
             gamma = self.config.gamma**self.config.n_steps
-            return self.distributions.judge(batch, obs, played, draws, Weights(weight, self.temperature, gamma))
+            return self.distributions.critic_pass(
+                batch, obs, played, draws, LossWeights(weight, self.temperature, gamma)
+            )
         now, later = _halves(obs)
         target = self.target(batch, later, draws.action_later, draws.log_prob_later)
         q = self.critics.flat.module(now, played)
         of_drawn = self.critics.flat.module(now, draws.action, frozen=True)
-        return Judged(soft_q.critic_loss(q, target, weight), of_drawn, q.detach(), target)
+        return CriticPass(soft_q.critic_loss(q, target, weight), of_drawn, q.detach(), target)
 
     def differentiate(self, batch: Batch, obs: Observations) -> Found:
         """Set the gradients of critics and policy; return mean absolute errors over the critics, and more.
@@ -181,7 +183,7 @@ class SACLearner(FlatLearner):
             logits_later = self.logits(later)
         drawn, log_probs = self.draw(torch.cat((self.logits(now), logits_later)))
         draws = Draws(*drawn.chunk(2), *log_probs.chunk(2))
-        critic_loss, of_drawn, q, target = self.judge(batch, obs, draws)
+        critic_loss, of_drawn, q, target = self.critic_pass(batch, obs, draws)
         weight = policy_weights(batch.recorded["weight"][0])
         policy_loss = soft_q.policy_loss(of_drawn, draws.log_prob, temperature, weight)
         self.critics.optimizer.gradient.zero_()
