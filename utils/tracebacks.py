@@ -4,7 +4,7 @@ import os
 import sysconfig
 import traceback
 
-from appo.utils.errors import PACKAGE, AppoError, UsageError
+from appo.utils.errors import PACKAGE, AppoError, SpaceMismatch, UsageError
 
 NOT_THE_USERS = (
     "<frozen ",
@@ -18,13 +18,13 @@ NOT_THE_USERS = (
 def traceback_of(error: AppoError) -> str:
     """Return the traceback to print below the line of an error; "" if the line suffices.
 
-    A mistake in a flag needs no traceback, unless the user's own code raised.
+    A mistake in a flag or against an interface needs no traceback, unless the user's own code raised.
     """
     cause = error.__cause__
     if error.traceback or cause is None:
         return error.traceback
     text, has_own_code = _format(cause)
-    return text if has_own_code or error.exit_code != UsageError.exit_code else ""
+    return text if has_own_code or not isinstance(error, UsageError | SpaceMismatch) else ""
 
 
 def format_error(error: BaseException) -> str:

@@ -50,7 +50,7 @@ class PopulationConfig:
     frozen_policies: tuple[int, ...] = flag((), "policies that only play and never learn; empty = none", minimum=0)
     with_pbt: bool = flag(False, "population-based training: bad policies copy good ones, hyperparameters mutate")
     pbt_mix_policies_in_one_env: bool = flag(
-        True, "let different policies play in one multi-agent env", needs="num_policies>1 agents"
+        True, "let different policies play in one multi-agent env", needs="num_policies>1 policy_mapping= agents"
     )
     pbt_period_env_steps: int = flag(
         5_000_000, "env steps of a policy between two of its mutations", minimum=1, needs="with_pbt"
@@ -208,7 +208,8 @@ def changed_per_policy(saved: Mapping[str, Any], asked: Mapping[str, Any], flags
         for values in (saved.get("per_policy", {}), asked.get("per_policy", saved.get("per_policy", {})))
     )
     changed = sorted(name for name in {*before, *after} & {*flags} if before.get(name) != after.get(name))
-    fixed = [name for name in changed if flags[name].is_fixed(saved)]
+    begun = {*before, *(name for name in changed if flags[name].mutation)} if saved.get("with_pbt") else set()
+    fixed = [name for name in changed if flags[name].is_fixed(saved) or name in begun]  # a population goes on
     return [f"per_policy {name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in fixed]
 
 

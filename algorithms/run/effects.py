@@ -22,6 +22,7 @@ FEATURES = {
     "images": "environments that show images",
     "memory": "networks with a memory",
     "numbers": "actions that are numbers",
+    "policy_mapping=": "runs without --policy_mapping",
     "processes": "runs with processes, not --inference=serial",
     "reals": "actions that are drawn as numbers",
     "rounds": "algorithms that learn from batches of several actors",

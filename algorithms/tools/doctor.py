@@ -285,8 +285,14 @@ def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[
     """Yield findings about the sizes of observations, actions and rewards, with helpful flags."""
     for line in exam.lost:
         yield Finding("observations", "bad", line)
-    if exam.shown and not exam.lost:
-        yield _observations(exam.shown, config)
+    bytes_of = {key: one.high for key, one in spec.observations.items() if one.dtype == "uint8"}
+    for key, high in bytes_of.items():
+        if key in exam.shown and exam.shown[key][1] > high:
+            text = f"{key} reaches {exam.shown[key][1]:g}, but networks divide by the upper bound of its Box, {high}"
+            yield Finding("observations", "note", f"{text}: correct the bound")
+    floats = {key: ends for key, ends in exam.shown.items() if key not in bytes_of}
+    if floats and not exam.lost:
+        yield _observations(floats, config)
     if any(spec.action.is_real):
         yield _actions(spec.action, config)
     yield _rewards(exam, config)

@@ -39,7 +39,7 @@ class Examination(NamedTuple):
         median_seconds, slow_seconds, longest_seconds: seconds of a step: median, 99th percentile, maximum.
         reset_seconds: median seconds of steps that reset; None without resets.
         grown_steps, grown_bytes, grown_files: steps after warming up, with growth of memory and open files.
-        shown: least and largest number per observation key of floats.
+        shown: least and largest number per observation key, without the mask.
         lost: lines about numbers of observations that storing changes.
         said: known keys found in infos.
         usual_reward, largest_reward: median and largest size of the rewards that were not 0; 0 if all were 0.
@@ -68,12 +68,11 @@ class Scales:
     """The sizes of the observations and rewards of an environment, in bounded memory.
 
     Attributes:
-        shown: least and largest number per observation key of floats.
+        shown: least and largest number per observation key, without the mask.
     """
 
     def __init__(self, envs: GroupEnv) -> None:
-        floats = [key for key, shown in envs.spec.observations.items() if shown.dtype.startswith("float")]
-        self.shown = dict.fromkeys(floats, (np.inf, -np.inf))
+        self.shown = dict.fromkeys(envs.spec.observations.keys() - {MASK_KEY}, (np.inf, -np.inf))
         self._sizes, self._largest = list[float](), 0.0
 
     def look(self, row: StepRow) -> None:

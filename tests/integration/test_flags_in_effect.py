@@ -307,6 +307,9 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         (["--pbt_mix_policies_in_one_env=False", "--num_policies=2"], NUMBERS, CHOICES, [
             "--pbt_mix_policies_in_one_env has no effect: it is for environments of several agents"
         ]),
+        (["--pbt_mix_policies_in_one_env=False", "--num_policies=2", "--policy_mapping=a:b"], NUMBERS, CHOICES, [
+            "--pbt_mix_policies_in_one_env has no effect: it is for runs without --policy_mapping"
+        ]),
         (["--set_workers_cpu_affinity=0", "--default_niceness=1", "--force_envs_single_thread=0"], NUMBERS, CHOICES, [
             f"--default_niceness has no effect: {PROCESSES}",
             f"--force_envs_single_thread has no effect: {PROCESSES}",

@@ -165,10 +165,12 @@ class SteppingCosts(NamedTuple):
 
 
 def _stepping_costs(environment: Inquiry, deadline: float) -> SteppingCosts:
-    """Return the costs of stepping that were measured in time."""
+    """Return the costs of stepping that were measured in time (WorkerError: a mistake in the environment's code)."""
     stepping = SteppingCosts()
     while (answer := environment.answer_by(deadline)) is not None:
         if isinstance(answer, WorkerFailed):
+            if answer.lasting and not stepping.is_measured:  # the first step of training would fail in the same way
+                require_answer(answer)
             return stepping._replace(failure=answer)
         assert isinstance(answer, tuple)
         stepping = SteppingCosts(*answer)

@@ -152,3 +152,15 @@ def test_values_per_policy_of_fixed_flags_stay() -> None:
     ):
         with pytest.raises(UsageError, match=f"run both cannot change per_policy .*{change}"):
             parse_train([*words, "--per_policy", *given])
+
+
+def test_values_with_which_a_population_began_stay() -> None:
+    saved("pbt", num_policies=2, with_pbt=True, per_policy={"gamma": "0.9,0.99"})
+    words = ["--env=Pendulum-v1", "--experiment=pbt", "--trust", "--per_policy"]
+    assert parse_train([*words, "gamma=0.9,0.99"]).population.with_pbt
+    for given, change in (
+        (["gamma=0.5,0.6"], "gamma 0.9,0.99 -> 0.5,0.6"),
+        (["gamma=0.9,0.99", "learning_rate=1e-3,1e-4"], "learning_rate none -> 1e-3,1e-4"),
+    ):
+        with pytest.raises(UsageError, match=f"run pbt cannot change per_policy {change}"):
+            parse_train([*words, *given])

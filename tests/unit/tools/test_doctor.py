@@ -231,6 +231,16 @@ def test_what_fits_is_fine() -> None:
     assert "observations" not in of_sizes(shown={})
 
 
+@pytest.mark.parametrize(("largest", "says"), [(1.0, False), (255.0, True)])
+def test_bytes_above_the_bound_of_their_box_are_told(largest: float, says: bool) -> None:
+    box = gymnasium.spaces.Box(0, 1, (8, 8, 1), np.uint8)
+    spec = spec_of(box, gymnasium.spaces.Discrete(2))
+    found = list(report_scales(EXAM._replace(shown={"obs": (0.0, largest)}), spec, Config.from_flat({"env": "none"})))
+    assert [one.text for one in found if one.name == "observations"] == [
+        "obs reaches 255, but networks divide by the upper bound of its Box, 1: correct the bound"
+    ] * says
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "text", "flags"),
     [

@@ -482,6 +482,16 @@ def test_what_cannot_be_made_is_an_error() -> None:
         asked(Answers(SPEC), Answers(WorkerFailed("probe", 2, "not of this shape", "")))
 
 
+def test_a_mistake_in_the_code_of_the_environment_ends_the_start() -> None:
+    """Of one environment; where several fail, each may have a process of its own."""
+    mistake = WorkerFailed("probe", 3, "step must return five things", "", lasting=True)
+    network = MODELS, (((1, 1e-4),), ((1, 1e-5),))
+    with pytest.raises(WorkerError, match="five things") as failure:
+        asked(Answers(SPEC, mistake), Answers(*network))
+    assert failure.value.exit_code == 3
+    assert asked(Answers(SPEC, (((1, 1e-3),), 5), mistake), Answers(*network)).alone
+
+
 def test_the_processes_answer_once_or_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[object] = []
 
