@@ -25,10 +25,10 @@ from appo.utils.command_line import (
     underscored,
     wants_help,
 )
-from appo.utils.errors import AppoError, Interrupted, UsageError, lack_of
+from appo.utils.errors import AppoError, Interrupted, UsageError, lack_of, text_of
 from appo.utils.flags import Flag, flags_of
 from appo.utils.system import interrupts
-from appo.utils.tracebacks import traceback_of
+from appo.utils.tracebacks import format_error, traceback_of
 from appo.utils.user_modules import keep_out_of
 from appo.utils.values import nearest, shown
 
@@ -231,7 +231,8 @@ def run_command(command: Callable[[], int]) -> int:
             if interrupts.is_behind(error):
                 return _interrupted()
             if (told := error if isinstance(error, AppoError) else lack_of(error)) is None:
-                raise
+                told = AppoError(f"{type(error).__name__}: {text_of(error)}")
+                told.traceback = format_error(error)
             complain(f"error: {' '.join(str(told).split())}\n")
             complain(traceback_of(told))
             return told.exit_code

@@ -29,7 +29,7 @@ from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
 from appo.algorithms.runtime.memory.plain_state import GENERATORS
 from appo.envs.spec import MASK_KEY
-from appo.utils.errors import CheckpointError
+from appo.utils.errors import CheckpointError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +298,8 @@ class ActorCriticLearner(FlatLearner):
     optimizer: FlatAdam
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
-        assert isinstance(flat.module, ActorCritic)
+        if not isinstance(flat.module, ActorCritic):
+            raise UsageError(f"{type(self).__name__} needs a network with values, an ActorCritic")
         spec = context.spec
         self.model, self.parts, self.masked = flat.module, spec.action.parts, bool(spec.action_mask)
         # One vector for all weights and one for all gradients: clipping, Adam and publication are one call each.

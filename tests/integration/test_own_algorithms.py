@@ -8,9 +8,12 @@ import torch
 from safetensors.numpy import load
 
 from appo.algorithms import cli
+from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.parts.learner import ActorCriticLearner
 from appo.algorithms.run.algorithms import find_algorithm
+from appo.algorithms.runtime.algorithm import Context
 from examples.spo import SPOLearner
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import ROOT, Run, command_line, run_command
@@ -210,6 +213,22 @@ def test_a_rate_that_follows_a_divergence_nobody_measures_is_refused(capfd: pyte
     assert cli.run_command(lambda: cli.run("train", words)) == 2
     message = "error: --lr_schedule=kl_adaptive_epoch: --algo=REINFORCE measures no KL divergence\n"
     assert capfd.readouterr().err == message
+
+
+class NoValues(APPO):
+    """An algorithm whose learner reads values that its network lacks."""
+
+    def make_model(self, context: Context) -> FlatModule:
+        return FlatModule(build_policy_network(context.model, context.spec))
+
+
+def test_a_network_without_values_is_refused_where_the_learner_reads_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = command_line(tmp_path / "run", **SMALL, algo=f"{__name__}:NoValues")
+    assert cli.run_command(lambda: cli.run("train", words)) == 2
+    message = "error: APPOLearner needs a network with values, an ActorCritic"
+    assert message in capfd.readouterr().err.splitlines()
 
 
 def test_the_page_shows_whole_files_of_at_most_sixty_lines() -> None:
