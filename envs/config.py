@@ -152,6 +152,8 @@ class EnvConfig:
             raise UsageError("--reward_scale=0 makes every reward 0, and nothing is learned")
         if self.episodic_life and writes:
             raise UsageError("--episodic_life does not go with --output: datasets hold whole games")
+        if self.no_done_at_end and writes:
+            raise UsageError("--no_done_at_end does not go with --output: datasets tell ends from cuts")
         if self.soft_horizon and self.horizon is None:
             raise UsageError("--soft_horizon needs --horizon, the steps after which an episode ends in the statistics")
         if self.action_distribution == "tanh_gaussian" and self.action_scaling == "off":

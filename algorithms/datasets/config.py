@@ -10,7 +10,9 @@ from appo.utils.values import shown
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOGITS = "logits"
-COLUMNS = (LOGITS, "log_prob", "value", "policy_version")
+POLICY_VERSION = "policy_version"
+"""Info with the version of the acting weights."""
+COLUMNS = (LOGITS, "log_prob", "value", POLICY_VERSION)
 """Columns about the acting policy that can be stored."""
 
 

@@ -22,8 +22,6 @@ SQUASHED_BOUND = 4.0
 """Stored number for a bound of actions squashed by tanh; excludes 0.07 % of the range."""
 OF_BEHAVIOUR = ("logits", "log_prob", SAMPLED_ACTION)
 """Infos that are valid only for actions stored in the same form."""
-POLICY_VERSION = "policy_version"
-"""Info with the version of the acting weights."""
 
 
 class Unfit(ValueError):
@@ -72,7 +70,7 @@ def spaces_of(spec: EnvSpec) -> Spaces:
         else spaces.Box(-np.inf, np.inf, one.shape, np.float32)
         for key, one in spec.observations.items()
     }
-    shown = leaves[SINGLE_KEY] if leaves.keys() == {SINGLE_KEY} else spaces.Dict(leaves)
+    shown = leaves[SINGLE_KEY] if leaves.keys() == {SINGLE_KEY} else spaces.Dict([*leaves.items()])  # in order
     return shown, _action_space(spec.action)
 
 
@@ -157,7 +155,7 @@ def _check_choices(columns: Any, action: ActionSpec) -> None:
         choices = columns[:, begin : begin + part.num_values]
         begin += part.num_values
         most = {"categorical": part.size - 1, "bernoulli": 1}.get(part.kind)
-        if most is not None and ((choices < 0) | (choices > most)).any():
+        if most is not None and ((choices < 0) | (choices > most) | (choices != np.floor(choices))).any():
             raise ValueError("an action is none of its space")
 
 
@@ -203,19 +201,54 @@ def episode_of(
         action = infos.pop(SAMPLED_ACTION).astype(action.dtype).reshape(action.shape)
         _check_choices(action, spec.action)
     ended = [np.asarray(raw[key], np.bool_).reshape(-1) for key in ("terminations", "truncations")]
-    for key, values in {"actions": action, "terminations": ended[0], "truncations": ended[1], **infos}.items():
+    for key, values in {"actions": action, "terminations": ended[0], "truncations": ended[1]}.items():
         if not steps or len(values) != steps:
             raise Unfit(f"its arrays have different lengths: {steps} rewards and {len(values)} {key}")
     if (ended[0] | ended[1])[:-1].any():
         raise ValueError("it goes on after its end")
+    return checked(Episode(obs, action, reward, bool(ended[0][-1]), infos), spec)
+
+
+def checked(episode: Episode, spec: EnvSpec) -> Episode:
+    """Return the episode with arrays of the spec's types.
+
+    Raises:
+        ValueError: a key, shape or type does not fit, an action is none of its space, or a number is not finite.
+    """
+    steps, widths = len(episode), {"logits": (spec.action.num_logits,), "log_prob": (), "value": ()}
+    if episode.obs.keys() != spec.observations.keys():
+        raise Unfit(f"its observations are {', '.join(episode.obs)} and not {', '.join(spec.observations)}")
+    obs = {
+        key: _typed(f"observations {key}", episode.obs[key], (steps + 1, *one.shape), one.dtype)
+        for key, one in spec.observations.items()
+    }
+    action = _typed("actions", episode.action, (steps, spec.action.num_values), spec.action.dtype)
+    _check_choices(action, spec.action)
+    reward: FloatArray = np.asarray(_typed("rewards", episode.reward, (steps,), "float32"), np.float32)
+    if not isinstance(episode.terminated, bool | np.bool_):
+        raise Unfit("terminated is neither true nor false")
+    infos = {key: np.asarray(one) for key, one in episode.infos.items()}
+    for key, one in infos.items():
+        if len(one) != steps:
+            raise Unfit(f"its arrays have different lengths: {steps} rewards and {len(one)} {key}")
     # Where others have called something else the same, it says nothing of a policy.
-    widths = {"logits": (spec.action.num_logits,), "log_prob": (), "value": ()}
-    infos = {key: one for key, one in infos.items() if one.shape[1:] == widths.get(key, one.shape[1:])}
+    infos = {
+        key: one
+        for key, one in infos.items()
+        if key not in widths or (one.shape[1:] == widths[key] and one.dtype.kind in "fiu")
+    }
     thoughts = [infos[key] for key in widths.keys() & infos.keys()]
     real = [array for array in (reward, action, *obs.values(), *thoughts) if array.dtype.kind == "f"]
     if not all(np.isfinite(array).all() for array in real):
         raise ValueError("it holds what is not finite")
-    return Episode(obs, action, reward, bool(ended[0][-1]), infos)
+    return Episode(obs, action, reward, bool(episode.terminated), infos)
+
+
+def _typed(name: str, values: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    array = np.asarray(values)
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise Unfit(f"its {name} are {list(array.shape)} {array.dtype} and not {list(shape)} {np.dtype(dtype)}")
+    return array.astype(dtype, copy=False)
 
 
 def _leaves(space: Space, values: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
-from appo.algorithms.datasets.config import COLUMNS, RunOutputConfig
-from appo.algorithms.datasets.episodes import POLICY_VERSION, Episode
+from appo.algorithms.datasets.config import COLUMNS, POLICY_VERSION, RunOutputConfig
+from appo.algorithms.datasets.episodes import Episode
 from appo.algorithms.datasets.writer import DatasetWriter, open_folder, require_pyarrow
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.memory.output_ring import OutputRing, SlotEntry
@@ -69,13 +69,22 @@ def attach_ring(config: RunOutputConfig, arena: Arena, spec: EnvSpec, recorded: 
     return OutputRing.attach(arena, spec, columns_of(config, recorded))
 
 
-def check_output(config: RunOutputConfig, spec: EnvSpec, name: str) -> None:
+def check_output(config: RunOutputConfig, spec: EnvSpec, name: str, recorded: Iterable[str]) -> None:
     """Refuse impossible output before any play; remove leftovers of a previous start.
+
+    Args:
+        config: flags.
+        spec: spec of the environment.
+        name: name of the writer.
+        recorded: fields that the algorithm records besides the version.
 
     Raises:
         UsageError: pyarrow is missing, the folder cannot be written or contains a dataset of other spaces, or
-            trajectories lack the last observations of episodes.
+            trajectories lack the last observations of episodes, or a column of `--output_columns`.
     """
+    there = [column for column in COLUMNS if column in (*recorded, POLICY_VERSION)]
+    if config.output_columns != COLUMNS and (lacking := {*config.output_columns} - {*there}):
+        raise UsageError(f"--output_columns={min(lacking)}: the algorithm records {', '.join(there)} alone")
     if find_spec("pyarrow") is None:
         require_pyarrow("output")
     if spec.same_step:

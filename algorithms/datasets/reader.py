@@ -10,6 +10,7 @@ import glob
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from appo.algorithms.datasets.arrow_source import ArrowSource
+from appo.algorithms.datasets.config import InputConfig
 from appo.algorithms.datasets.door import DATA, METADATA, Place
-from appo.algorithms.datasets.episodes import Episode, Unfit, episode_of
+from appo.algorithms.datasets.episodes import Episode, Unfit, checked, episode_of
 from appo.algorithms.datasets.hdf5_source import HDF5Source
 from appo.algorithms.datasets.sources import (
     MOST,
@@ -32,6 +34,8 @@ from appo.algorithms.datasets.sources import (
 from appo.algorithms.datasets.space_json import space_from_json
 from appo.algorithms.datasets.stored import FREE_BYTES, require_stored
 from appo.algorithms.datasets.writer import FORM, FRAMES
+from appo.envs.config import EnvConfig
+from appo.envs.conversion import one_line
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, spec_of
 from appo.envs.spec import EnvSpec
 from appo.utils.errors import UsageError
@@ -95,10 +99,15 @@ class Dataset:
                 raise ValueError(f"it has {len(episode)} steps and not {self.lengths[index]}")
         if self._postprocess is None:
             return episode
-        changed = self._postprocess(episode)
+        try:
+            changed = self._postprocess(episode)
+        except Exception as error:
+            text = f"raised {type(error).__name__} at {name}: {one_line(error)}"
+            raise UsageError(f"--postprocess_inputs {text}") from error
         if not isinstance(changed, Episode) or len(changed) != len(episode):
             raise UsageError("--postprocess_inputs must return an Episode of the same length")
-        return changed
+        with naming_damage(f"{name}, as --postprocess_inputs returns it"):
+            return checked(changed, self.spec)
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[index] for index in range(len(self)))
@@ -113,6 +122,16 @@ def open_dataset(words: Sequence[str], postprocess: str = "", form: ActionForm =
         UsageError: a dataset is missing, damaged, or of an unknown kind.
     """
     return _opened(tuple(words), postprocess, form)
+
+
+def spec_of_input(flags: InputConfig, env: EnvConfig) -> EnvSpec:
+    """Return the spec of the datasets of `--input`, with 0 frames per step if the first one does not state them.
+
+    Raises:
+        UsageError: see `open_dataset`.
+    """
+    dataset = open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env))
+    return dataset.spec if dataset.says_frames else replace(dataset.spec, frames_per_step=0)
 
 
 @cache

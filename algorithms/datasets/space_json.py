@@ -87,7 +87,8 @@ def _refuse_many(plain: Any) -> None:
 def _space_of(plain: Any, key: str = "") -> Space:
     kind, inner = plain["type"], f"{key}." if key else ""
     if kind == "Dict":
-        return spaces.Dict({str(name): _space_of(one, f"{inner}{name}") for name, one in plain["subspaces"].items()})
+        # Pairs keep their order, which gymnasium takes from a dict by sorting.
+        return spaces.Dict([(str(name), _space_of(one, f"{inner}{name}")) for name, one in plain["subspaces"].items()])
     if kind == "Tuple":
         return spaces.Tuple([_space_of(one, f"{inner}{index}") for index, one in enumerate(plain["subspaces"])])
     if kind == "Discrete":

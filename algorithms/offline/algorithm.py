@@ -38,10 +38,9 @@ class BC(ActorCriticAlgorithm):
 
     def find_spec(self, flags: CloningConfig, env: EnvConfig) -> EnvSpec:
         """Return the spaces of the datasets (UsageError: a dataset is missing or damaged)."""
-        from appo.algorithms.datasets.reader import open_dataset
-        from appo.envs.spaces import ActionForm
+        from appo.algorithms.datasets.reader import spec_of_input
 
-        return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
+        return spec_of_input(flags, env)
 
     def learner_class(self) -> type[CloningLearner]:
         """Return the class of the learner."""

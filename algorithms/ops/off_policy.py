@@ -68,8 +68,9 @@ def importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Term
 
     Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", eq. 4.
     """
-    weight = np.exp(np.cumsum(log_ratio, axis=1))
-    return of_episodes((weight * reward) @ discounts(reward.shape[1], gamma))
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the caller reports
+        weight = np.exp(np.cumsum(log_ratio, axis=1))
+        return of_episodes((weight * reward) @ discounts(reward.shape[1], gamma))
 
 
 def weighted_importance_sampling(log_ratio: Floats, reward: Floats, gamma: float) -> Terms:
@@ -102,10 +103,11 @@ def doubly_robust(log_ratio: Floats, reward: Floats, value: Floats, q_taken: Flo
 
     Source: Jiang and Li 2016, arXiv:1511.03722, eq. 10.
     """
-    rho = np.exp(log_ratio)
     following = value[:, -1]
-    for t in range(reward.shape[1] - 1, -1, -1):
-        following = value[:, t] + rho[:, t] * (reward[:, t] + gamma * following - q_taken[:, t])
+    with np.errstate(over="ignore", invalid="ignore"):
+        rho = np.exp(log_ratio)
+        for t in range(reward.shape[1] - 1, -1, -1):
+            following = value[:, t] + rho[:, t] * (reward[:, t] + gamma * following - q_taken[:, t])
     return of_episodes(following)
 
 

@@ -251,10 +251,9 @@ class WithoutActors(ReplayAlgorithm):
 
     def find_spec(self, flags: ReplayConfig, env: EnvConfig) -> EnvSpec:
         """Return the spaces of the datasets (UsageError: a dataset is missing or damaged)."""
-        from appo.algorithms.datasets.reader import open_dataset
-        from appo.envs.spaces import ActionForm
+        from appo.algorithms.datasets.reader import spec_of_input
 
-        return open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env)).spec
+        return spec_of_input(flags, env)
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device

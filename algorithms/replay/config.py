@@ -96,7 +96,10 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         needs="prioritized_replay actors",
     )
     priority_epsilon: float = flag(
-        1e-6, "added to the absolute error of a step in its priority", minimum=0, needs="prioritized_replay actors"
+        1e-6,
+        "added to the absolute error of a step in its priority",
+        minimum=1e-12,
+        needs="prioritized_replay actors",
     )
     max_weight_sync_delay: int = flag(
         400, "agent steps that weights act before newer ones are published; 0 = publish after every update", minimum=0

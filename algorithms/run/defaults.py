@@ -70,16 +70,22 @@ def learned_spec(config: Config, played: EnvSpec | None) -> EnvSpec:
         UsageError: the datasets cannot be read, or spaces of the environment differ from the datasets'.
     """
     known = config.algorithm.find_spec(config.learning, config.env)
-    if known is None or played is None:
-        found = known or played
-        assert found is not None, "a run without an environment has an algorithm that knows what it learns from"
-        return found
+    if known is None:
+        assert played is not None, "a run without an environment has an algorithm that knows what it learns from"
+        return played
+    frames = known.frames_per_step or (played.frames_per_step if played else 1)
+    if played is None:
+        return replace(known, frames_per_step=frames)
     for what, own, its in (
         ("observations", known.observations, played.observations), ("actions", known.action, played.action)
     ):  # fmt: skip
         if own != its:
             raise UsageError(f"--env={shown(config.env.env)}: its {what} have another space than those of --input")
-    return known
+    if frames != played.frames_per_step:
+        there = f"and {frames} in --input"
+        raise UsageError(f"--env={shown(config.env.env)}: a step is {played.frames_per_step} frames, {there}")
+    # Networks read keys in the order of the environment, which they will be played in.
+    return replace(known, observations=played.observations, frames_per_step=frames)
 
 
 def chosen_in(config: Config, undecided: Set[str]) -> dict[str, object]:

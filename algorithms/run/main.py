@@ -235,7 +235,7 @@ class Run:
         for line in filter(None, (_advice(config), told(config, undecided, spec), spec.agents, masks_said(spec))):
             log.info("%s", line)
         if config.output.output:
-            check_output(config.output, spec, writer_name(self.directory))
+            check_output(config.output, spec, writer_name(self.directory), config.algorithm.recorded(spec))
         budget = budget_of(whole, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.

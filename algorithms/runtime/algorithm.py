@@ -158,7 +158,8 @@ class Algorithm(ABC):
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
         """Return the spaces of the datasets of a run without actors; None: the environment declares the spaces.
 
-        A run with such spaces needs no `--env`; a given environment must have equal spaces.
+        A run with such spaces needs no `--env`; a given environment must have equal spaces, and as many frames per step
+        unless these are 0, which is unknown.
 
         Args:
             flags: flags of the algorithm.

@@ -76,13 +76,17 @@ def estimate(config: EstimateConfig) -> int:
         if lacking := [index for index, episode in enumerate(episodes) if "log_prob" not in episode.infos]:
             raise UsageError(
                 f"--dataset: episode {lacking[0]} of {dataset.sources[0].name} and those after it lack the"
-                f" probabilities of what was done, which {', '.join(BY_RATIOS)} need: take --estimators=fitted_q"
+                f" probabilities of what was done, which {', '.join(BY_RATIOS)} need:"
+                f" {'take --estimators=fitted_q' if _is_one_choice(dataset.spec) else 'appo record stores them'}"
             )
         effective = off_policy.effective_episodes(_log_ratios(episodes, thoughts))
     if set(config.estimators) & set(BY_VALUES):
         values = fitted_values(run, dataset.spec, player.policy.model, episodes, thoughts, gamma, config)
     terms |= {name: terms_of(name, episodes, thoughts, values, gamma) for name in config.estimators}
-    found = {name: one.interval(config.resamples, seed=config.seed) for name, one in terms.items()}
+    with np.errstate(invalid="ignore"):
+        found = {name: one.interval(config.resamples, seed=config.seed) for name, one in terms.items()}
+    if odd := [name for name, one in found.items() if not np.isfinite(one).all()]:
+        raise UsageError(f"--estimators={odd[0]}: ratios of probabilities overflow, the two policies differ too much")
     say(_report(found, len(episodes), effective, gamma, as_json=config.json))
     return 0
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
+from appo.algorithms.datasets.config import POLICY_VERSION
 from appo.algorithms.datasets.door import Place
-from appo.algorithms.datasets.episodes import POLICY_VERSION
 from appo.algorithms.datasets.writer import DatasetWriter, require_pyarrow
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.parts.stochastic_policy import THOUGHTS, StochasticPolicy
@@ -59,7 +59,8 @@ def record(config: RecordConfig) -> int:
                 f"run {shown(run.folder.path.name)} has learned from datasets: name its environment with --env"
             )
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
-    envs = make_group(replace(env, env_vectorization="python"), config.num_envs)
+    # Flags that change training alone: a dataset has the ends of the environment.
+    envs = make_group(replace(env, env_vectorization="python", no_done_at_end=False), config.num_envs)
     with contextlib.closing(envs):
         act = _random_actions(envs.spec, seed) if run is None else _trained_actions(run, config, envs, seed)
         about: dict[str, object] = {

@@ -1,6 +1,7 @@
 """Runs that learn from datasets, without an environment: counts, later starts, refusals; and recordings of policies."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from appo import load_policy
 from appo.algorithms import cli
 from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.run.config import resolve
+from appo.algorithms.run.defaults import learned_spec
+from appo.algorithms.tools import estimate as estimating
 from appo.algorithms.tools import record as recording
-from appo.envs.spaces import ActionForm
+from appo.envs.spaces import ActionForm, spec_of
+from appo.utils.errors import UsageError
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Run, command_line, run_command
@@ -91,6 +97,24 @@ def test_an_environment_that_is_given_must_fit(tmp_path: Path, capfd: pytest.Cap
     words = [f"--train_dir={tmp_path}", "--algo=BC", f"--input={INPUT}", "--train_for_env_steps=100"]
     error = refused(capfd, *words, "--env=Acrobot-v1", "--inference=serial")
     assert error == "--env=Acrobot-v1: its observations have another space than those of --input"
+
+
+@pytest.mark.parametrize(("stated", "played", "learned"), [(4, 1, None), (0, 4, 4), (4, 4, 4), (0, None, 1)])
+def test_steps_of_an_environment_and_of_datasets_have_equal_frames(
+    monkeypatch: pytest.MonkeyPatch, stated: int, played: int | None, learned: int | None
+) -> None:
+    """Keys are in the order of the environment; a dataset of an earlier version has sorted them."""
+    keys = {"b": spaces.Box(-1, 1, (2,)), "a": spaces.Box(-1, 1, (3,))}
+    own, its = (spec_of(spaces.Dict(order), spaces.Discrete(2)) for order in (sorted(keys.items()), [*keys.items()]))
+    config = resolve({"algo": "BC", "input": INPUT, "env": "my.games:Maze"})[0]
+    monkeypatch.setattr(type(config.algorithm), "find_spec", lambda *_: replace(own, frames_per_step=stated))
+    asked = replace(its, frames_per_step=played) if played else None
+    if learned is None:
+        with pytest.raises(UsageError, match="a step is 1 frames, and 4 in --input"):
+            learned_spec(config, asked)
+        return
+    found = learned_spec(config, asked)
+    assert (found.frames_per_step, list(found.observations)) == (learned, ["b", "a"] if asked else ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +273,7 @@ def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFi
 
 @pytest.mark.slow
 def test_estimates_of_the_policy_that_acted_are_its_mean_return(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "run", **SMALL | {"algo": "BC", "env": "CartPole-v1", "train_for_env_steps": 3200})
     capfd.readouterr()
@@ -269,6 +293,11 @@ def test_estimates_of_the_policy_that_acted_are_its_mean_return(
         assert found[name]["value"] == pytest.approx(mean, rel=0.5)
     assert cli.run("estimate", words) == 0
     assert "discounted return (gamma 0.9)" in capfd.readouterr().out
+
+    with monkeypatch.context() as patched:
+        patched.setattr(estimating, "_log_ratios", lambda episodes, thoughts: np.full((len(episodes), 1), 900.0))
+        assert cli.run_command(lambda: cli.run("estimate", [*words, "--estimators=is"])) == 2
+        assert capfd.readouterr().err.startswith("error: --estimators=is: ratios of probabilities overflow")
 
     # An estimate by ratios needs to know what the actions were drawn from.
     written_without = ["run", location, "-o", str(tmp_path / "plain"), "--steps=100", "--output_columns=value"]

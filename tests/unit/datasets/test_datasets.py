@@ -249,6 +249,26 @@ def test_a_function_gives_episodes_and_another_changes_them() -> None:
 # What is refused.
 
 
+def raising(one: Episode) -> Episode:
+    return Episode(one.obs["nothing"], one.action, one.reward, one.terminated)
+
+
+def unbound(one: Episode) -> Episode:
+    return Episode(one.obs, one.action + 9, one.reward, one.terminated)
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("raising", "--postprocess_inputs raised KeyError at episode 0 of .*:balanced: 'nothing'"),
+        ("unbound", "episode 0 of .*:balanced, as --postprocess_inputs returns it.*: an action is none of its space"),
+    ],
+)
+def test_a_function_that_spoils_an_episode_is_named_in_one_line(function: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        open_dataset([f"{__name__}:balanced"], f"{__name__}:{function}")[0]
+
+
 class Planted:
     """Makes a file where it is unpickled."""
 

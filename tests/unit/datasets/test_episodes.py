@@ -1,7 +1,9 @@
 """Whole episodes: put together from the steps of rows, and described by spaces from which the same spec follows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from appo.algorithms.datasets.assembler import EpisodeAssembler, Steps
 from appo.algorithms.datasets.episodes import (
     SQUASHED_BOUND,
     Episode,
+    checked,
     episode_of,
     given_actions,
     in_units,
@@ -36,7 +39,7 @@ SPECS = {
     "mixed": EnvSpec(VECTOR, MIXED),
     "image": EnvSpec({"obs": ObservationSpec((2, 3, 1), "uint8")}, ActionSpec((ActionPart("categorical", 2),))),
     "several": EnvSpec(
-        {"a": ObservationSpec((2,), "uint8", high=1), "b.c": ObservationSpec((), "float32")},
+        {"b.c": ObservationSpec((), "float32"), "a": ObservationSpec((2,), "uint8", high=1)},
         ActionSpec((ActionPart("categorical", 2),)),
     ),
     "masked": EnvSpec(
@@ -126,7 +129,9 @@ def test_open_episodes_are_dropped_at_the_end() -> None:
 def test_the_same_spec_follows_from_what_is_stored(name: str) -> None:
     spec = SPECS[name]
     texts = [space_to_json(space) for space in spaces_of(spec)]
-    assert spec_of(*map(space_from_json, texts)) == spec
+    found = spec_of(*map(space_from_json, texts))
+    assert found == spec
+    assert list(found.observations) == list(spec.observations)  # networks read them in this order
     assert tuple(map(space_from_json, texts)) == spaces_of(spec)
 
 
@@ -208,6 +213,7 @@ def test_an_episode_is_made_of_arrays() -> None:
         ({"rewards": np.zeros(3)}, "expected shape|its arrays have different lengths"),
         ({"rewards": np.array([0, np.nan, 0, 0])}, "it holds what is not finite"),
         ({"actions": np.array([0, 1, 2, 3])}, "an action is none of its space"),
+        ({"actions": np.array([0, 1, 0.5, 0])}, "an action is none of its space"),
         ({"actions": np.zeros(3, np.int64)}, "its arrays have different lengths"),
         ({"terminations": np.array([False, True, False, True])}, "it goes on after its end"),
         ({"infos": {"log_prob": np.zeros(2)}}, "its arrays have different lengths"),
@@ -227,6 +233,28 @@ def test_infos_that_are_called_like_what_a_policy_says_and_are_something_else_ar
     infos = {"logits": np.zeros((3, 7)), "log_prob": np.full((3, 2), np.nan), "value": np.ones(3), "mine": np.ones(3)}
     made = episode_of("x", spaces_of(SPEC), SPEC, raw_of(one) | {"infos": infos})
     assert made.infos.keys() == {"value", "mine"}
+    made = episode_of("x", spaces_of(SPEC), SPEC, raw_of(one) | {"infos": {"log_prob": np.array(["a", "b", "c"])}})
+    assert not made.infos
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"obs": {"obs": np.zeros((5, 9), np.float32)}}, r"its observations obs are \[5, 9\] float32 and not \[5, "),
+        ({"obs": {}}, "its observations are  and not obs"),
+        ({"action": np.full((4, 1), 3, np.int32)}, "an action is none of its space"),
+        ({"action": np.zeros((4, 2), np.int32)}, "its actions are"),
+        ({"action": np.full((4, 1), "a")}, "its actions are"),
+        ({"reward": np.full(4, np.nan)}, "it holds what is not finite"),
+        ({"terminated": None}, "terminated is neither true nor false"),
+        ({"infos": {"mine": np.zeros(3)}}, "its arrays have different lengths: 4 rewards and 3 mine"),
+    ],
+)
+def test_a_changed_episode_that_does_not_fit_is_refused(changes: dict[str, Any], error: str) -> None:
+    one = episode(1, 4)
+    with pytest.raises(ValueError, match=error):
+        checked(replace(one, **changes), SPEC)
+    assert_same(checked(replace(one, reward=one.reward.astype(np.float64)), SPEC), one)
 
 
 def test_json_has_the_bounds_that_numbers_can_have() -> None:

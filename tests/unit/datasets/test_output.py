@@ -151,7 +151,7 @@ def test_a_successor_counts_what_the_one_before_has_lost(world: World) -> None:
     assert totals["dropped_episodes"] == 2 * R  # those that had ended, and those that then began
     assert totals["dropped_steps"] == R * (3 + T)
     assert list(world.folder.glob("part-*")) == []
-    check_output(world.config, SPEC, "w")
+    check_output(world.config, SPEC, "w", ())
     assert list(world.folder.iterdir()) == []  # what was open is gone
 
 
@@ -293,10 +293,14 @@ def test_a_writer_that_is_told_does_not_look(world: World) -> None:
 def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path) -> None:
     config = RunOutputConfig(output=str(tmp_path / "d"))
     with pytest.raises(UsageError, match="--output: this vector environment resets in the step that ends an episode"):
-        check_output(config, replace(SPEC, same_step=True), "w")
+        check_output(config, replace(SPEC, same_step=True), "w", ())
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--output: cannot write"):
-        check_output(RunOutputConfig(output=str(tmp_path / "file" / "d")), SPEC, "w")
+        check_output(RunOutputConfig(output=str(tmp_path / "file" / "d")), SPEC, "w", ())
+    config = RunOutputConfig(output=str(tmp_path / "e"), output_columns=("value", "policy_version"))
+    check_output(config, SPEC, "w", ("value", "final_value"))
+    with pytest.raises(UsageError, match="--output_columns=value: the algorithm records policy_version alone"):
+        check_output(config, SPEC, "w", ("final_value",))
 
 
 def test_runs_of_the_same_name_write_under_names_of_their_own(tmp_path: Path) -> None:

@@ -101,3 +101,5 @@ def test_what_has_no_lives_is_refused() -> None:
         lives_shown(group, [0])
     with pytest.raises(UsageError, match="--episodic_life does not go with --output: datasets hold whole games"):
         check(Config.from_flat({"env": "a", "experiment": "b", "episodic_life": True, "output": "d"}))
+    with pytest.raises(UsageError, match="--no_done_at_end does not go with --output: datasets tell ends from cuts"):
+        check(Config.from_flat({"env": "a", "experiment": "b", "no_done_at_end": True, "output": "d"}))
