@@ -187,7 +187,11 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
         UsageError, EnvironmentFailure: as `make_group`.
     """
     if is_vector_only(config):
-        return make_first(config, 0)
+        try:
+            return make_first(config, 0)
+        except OtherNumber as error:
+            vector = f"a vector of {error.made} environments"
+            raise UsageError(f"{config.env} exists only as {vector}, of which none can be played alone") from None
     alone = replace(config, env_vectorization="python")
     if window:
         try:

@@ -38,6 +38,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.conversion import one_line
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, spec_of
 from appo.envs.spec import EnvSpec
+from appo.envs.wrappers.flags import unbounded
 from appo.utils.errors import UsageError
 from appo.utils.user_modules import find_function
 from appo.utils.values import is_number, shown
@@ -124,13 +125,29 @@ def open_dataset(words: Sequence[str], postprocess: str = "", form: ActionForm =
     return _opened(tuple(words), postprocess, form)
 
 
+def dataset_for(env: EnvConfig, words: Sequence[str], postprocess: str = "") -> Dataset:
+    """Find datasets whose actions mean the same as those of an environment with these flags.
+
+    Raises:
+        UsageError: flags give actions another meaning; or see `open_dataset`.
+    """
+    dataset = open_dataset(words, postprocess, ActionForm.of(env))
+    real = any(dataset.spec.action.is_bounded)  # bins too
+    if real and env.continuous_as_bins:
+        raise UsageError(f"--continuous_as_bins={env.continuous_as_bins}: datasets have numbers in place of choices")
+    bounded = [source.name for source in dataset.sources if unbounded(source.spaces[1]) != source.spaces[1]]
+    if real and bounded and not env.clip_actions:
+        raise UsageError(f"--clip_actions=False: actions have no bounds, but those of {bounded[0]} have")
+    return dataset
+
+
 def spec_of_input(flags: InputConfig, env: EnvConfig) -> EnvSpec:
     """Return the spec of the datasets of `--input`, with 0 frames per step if the first one does not state them.
 
     Raises:
         UsageError: see `open_dataset`.
     """
-    dataset = open_dataset(flags.mix.words, flags.postprocess_inputs, ActionForm.of(env))
+    dataset = dataset_for(env, flags.mix.words, flags.postprocess_inputs)
     return dataset.spec if dataset.says_frames else replace(dataset.spec, frames_per_step=0)
 
 

@@ -60,8 +60,6 @@ def build_model(config: ModelConfig, env_spec: EnvSpec) -> ActorCritic:
             )
         return custom_model(make, config, env_spec)
     observations = model_inputs(env_spec)
-    check_size(config)
-    refuse_weights(count_weights(config, observations))
     actor = build_tower(config, observations)
     critic = None if config.actor_critic_share_weights else build_tower(config, observations)
     model = TowerActorCritic(env_spec, config, actor, critic, policy_head_of(config, env_spec, actor.output_size))
@@ -102,7 +100,10 @@ def build_tower(config: ModelConfig, observations: dict[str, ObservationSpec]) -
 
     Raises:
         UsageError: `--encoder_custom` names a whole model, which another kind of network cannot contain.
+        ResourceError: the weights need more memory than is free.
     """
+    check_size(config)
+    refuse_weights(count_weights(config, observations))
     if custom_class(config, "model"):
         raise UsageError(
             f"--encoder_custom={config.encoder_custom} is a whole model, an actor-critic: a network of values of"

@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from appo.envs.masks import BY_METHOD, METHOD, mask_of_batched
 from appo.envs.spaces import ActionForm, MaskForm, note_frames, spec_of
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec
 from appo.envs.vectors.gym_vector import GymVector
+from appo.envs.wrappers.flags import unbounded
 from appo.utils.errors import UsageError
 from appo.utils.flags import flags_of
 from appo.utils.run_folder import RunFolder
@@ -192,11 +193,15 @@ class Policy:
         some = observations
         while isinstance(some, Mapping | tuple):
             some = next(iter(some.values() if isinstance(some, Mapping) else some))
+        if not isinstance(some, Sized) or getattr(some, "shape", None) == ():
+            raise UsageError(f"expected a batch of observations, got a {type(some).__name__}")
         num_rows = len(some)
         obs = self._writer.empty(num_rows)
         self._writer.write_batch(obs, observations)
         self._finite.require(obs)
         starts = np.zeros(num_rows, np.bool_) if first is None else np.asarray(first, np.bool_)
+        if starts.shape != (num_rows,):
+            raise UsageError(f"first: expected {num_rows} values, one per row, got the shape {list(starts.shape)}")
         said = {} if action_mask is None else {MASK_KEY: action_mask}
         masks = [mask_of_batched(said, row, self._mask_form.size) for row in range(num_rows)] if said else None
         if masks is not None and not all(masks):
@@ -283,6 +288,7 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
     """
     if given is not None:
         note_frames(given[0], config.env_framestack)
+        given = (given[0], given[1] if config.clip_actions else unbounded(given[1]))
         return given, spec_of(*given, form=ActionForm.of(config))
     if is_vector_only(config):
         vector = make_first(config)

@@ -92,7 +92,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
             f"--policy_index={config.policy_index}: run {name} has {saved.sampling.num_policies} policies, "
             "counted from 0"
         )
-    check_size(saved.model)
+    check_size(saved.model_of(config.policy_index))
     if (loaded := _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)) is None:
         raise CheckpointError(f"run {name} has no {MISSING[config.load_checkpoint_kind].format(config.policy_index)}")
     for _, reason in loaded.found.damaged:

@@ -200,8 +200,9 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
         raise UsageError(f"{config.env} exists only as a vector environment, which cannot be filmed")
     # Check first: an environment without the mode may fail in any way, or draw nothing.
     asked = make_single(config)
-    modes = asked.metadata.get("render_modes") or ()
     try:
+        modes = asked.metadata.get("render_modes") or ()
+        natural_steps_per_second(asked)
         asked.close()
     except BaseException as error:
         reraise(config.env, error)

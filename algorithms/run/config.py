@@ -204,7 +204,7 @@ FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
 LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
 """Flags that a start never takes from a saved run: they say where the run is, and whether the user trusts it."""
-ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins")
+ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins", "clip_actions")
 """Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0
 """Value of `--eval_every_sec` for `--input_evaluation=simulation` without an interval."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from appo.algorithms.models.config import ENCODERS, MLPS, ModelConfig, encoder_names, is_large, is_picture
+from appo.algorithms.run.algorithms import find_preset
 from appo.algorithms.run.config import Config, check, without_excluded
 from appo.algorithms.runtime.algorithm import Algorithm
 from appo.algorithms.runtime.config import NO_PRESET
@@ -29,6 +30,12 @@ def flags_by_kind(algorithm: Algorithm) -> frozenset[str]:
         for continuous in (False, True)
     ]
     return env_presets.BY_KIND.union(*kinds)
+
+
+def flags_by_preset(env: str, algorithm: Algorithm, preset: str) -> Set[str]:
+    """Return the names of the flags that the preset, or else the kind of observation, may give another value."""
+    known = find_preset(env, "cpu", algorithm, preset)
+    return flags_by_kind(algorithm) if known is None else known.keys()
 
 
 def completed(config: Config, spec: EnvSpec) -> Config:

@@ -33,7 +33,10 @@ ALWAYS_FIRST = ("env", "seed", "learning_rate")
 EVALUATION = "eval_"
 EVALUATION_FLAGS = tuple(name for name in FLAGS_BY_PART["logging"] if name.startswith(EVALUATION))
 """Flags of `appo evaluate`, which has them without the prefix."""
-OF_LEARNING = ("reward_scale", "reward_clip", "episodic_life", "no_done_at_end")
+OF_TRAINING = (
+    "reward_scale", "reward_clip", "episodic_life", "no_done_at_end", "soft_horizon", "max_env_rebuilds",
+    "force_envs_single_thread", "decorrelate_envs_on_one_worker",
+)  # fmt: skip
 """Flags of the environment that change training alone."""
 
 
@@ -122,8 +125,8 @@ def evaluated_env(
         if name not in table:
             hint = flag_hint(name, table, dashes="")
             why = f"an evaluation plays, which only flags of the environment change{hint}"
-        elif name in OF_LEARNING:
-            why = "an evaluation reports whole games and unscaled returns, whatever its value"
+        elif name in OF_TRAINING:
+            why = "an evaluation plays whole games in one environment and reports unscaled returns, whatever its value"
         elif name in ACTION_FLAGS:
             why = "the network was trained with another meaning of its actions"
         else:

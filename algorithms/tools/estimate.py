@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.datasets.episodes import Episode
-from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.datasets.reader import dataset_for
 from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.custom import custom_class
 from appo.algorithms.models.policy_network import PolicyNetwork
@@ -27,7 +27,6 @@ from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.run.trust import ANSWERS
 from appo.algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
-from appo.envs.spaces import ActionForm
 from appo.envs.spec import MASK_KEY, EnvSpec
 from appo.utils.command_line import say
 from appo.utils.errors import UsageError
@@ -63,7 +62,7 @@ def estimate(config: EstimateConfig) -> int:
         load_checkpoint_kind=config.load_checkpoint_kind,
     )
     run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), flags, ANSWERS)
-    dataset = open_dataset(config.dataset, form=ActionForm.of(run.config.env))
+    dataset = dataset_for(run.config.env, config.dataset)
     player, _ = load_player(run, dataset.spec, flags, 0)
     if not isinstance(player.policy, StochasticPolicy):
         raise UsageError(f"run {shown(run.folder.path.name)}: --algo={run.config.run.algo} acts without probabilities")

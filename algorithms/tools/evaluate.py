@@ -210,7 +210,11 @@ class Evaluator:
         return Evaluation(policy, env_steps, mode, len(returns), *spread, *bootstrap_interval(returns), seconds)
 
     def _env_config(self, run: SavedRun) -> EnvConfig:
-        return evaluated_env(run.config, self.config.flags, self.config.env_kwargs, "--flags")
+        env = evaluated_env(run.config, self.config.flags, self.config.env_kwargs, "--flags")
+        if not env.env:
+            name = shown(self.directory.name)
+            raise UsageError(f"run {name} has learned from datasets: name its environment with --flags env=ID")
+        return env
 
     def _show(self, policy: int, found: list[Evaluation]) -> None:
         if policy not in self._writers:

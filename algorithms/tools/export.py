@@ -60,7 +60,12 @@ def export(config: ExportConfig) -> int:
         raise UsageError(f'appo export needs {" and ".join(missing)}: pip install "appo[onnx]"')
     which, path = cast(Which, config.load_checkpoint_kind), Path(config.output)
     policy = load_policy(
-        config.run, policy=config.policy_index, which=which, train_dir=config.train_dir, trust=config.trust
+        config.run,
+        policy=config.policy_index,
+        which=which,
+        train_dir=config.train_dir,
+        trust=config.trust,
+        env=config.env,
     )
     described, worst = export_policy(policy, path)
     say(f"{path}: policy {config.policy_index} of {policy.run.directory.name} at {policy.env_steps} env steps")
@@ -304,7 +309,8 @@ def _check(network: _Network, model: ActingNetwork, path: Path) -> float:
         for values in (found, expected):
             values[ACTION] = values[ACTION][:, network.is_real]
         for name, value in expected.items():
-            worst = max(worst, float((np.abs(found[name] - value) / (1 + np.abs(value))).max(initial=0.0)))
+            difference = np.abs(found[name] - value) / (1 + np.abs(value))
+            worst = float(np.max([worst, difference.max(initial=0.0)]))  # NaN stays, and is refused below
         if network.has_memory:
             states = {"rnn_state": expected[NEXT_STATE]}
     if not worst <= TOLERANCE:

@@ -198,6 +198,7 @@ class ExportConfig:
 
     run: str = flag("", "folder of the run, or its name in train_dir; may be the first word without a name")
     output: str = flag("policy.onnx", "file to be written; -o is the same")
+    env: str = same_flag(EvaluationConfig, "env", "environment of a run that has learned from datasets alone")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run is exported", minimum=0)

@@ -18,9 +18,8 @@ from typing import Any
 
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.playing.saved_run import SavedRun, load_run
-from appo.algorithms.run.algorithms import find_preset
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.defaults import flags_by_kind
+from appo.algorithms.run.defaults import flags_by_preset
 from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.folder import find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
@@ -133,20 +132,14 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     """
     env, state = run.config.env.env, read_plain(run.files["state.json"])
     returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
-    score = f"{statistics.fmean(returns or [0.0]):.2f} +/- {statistics.pstdev(returns or [0.0]):.2f}"
+    score = f"{statistics.fmean(returns):.2f} +/- {statistics.pstdev(returns):.2f}" if returns else ""
     name, policy = config.repo or run.directory.name, config.policy_index
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = (item for item in run.config.to_flat().items() if _is_told(run.config, *item))
     flags = shlex.join(word for item in changed for word in words_of_flag(*item))
     versions = " ".join(f"{package} {version_of(package) or 'unknown'}" for package in ("torch", "gymnasium", "numpy"))
-    return f"""---
-library_name: appo
-tags:
-- deep-reinforcement-learning
-- reinforcement-learning
-- {json.dumps(env)}
-model-index:
+    measured = f"""model-index:
 - name: {run.config.algorithm.name}
   results:
   - task:
@@ -160,22 +153,31 @@ model-index:
       value: {json.dumps(score)}
       name: mean_reward
       verified: false
----
-# {env}, learned by {run.config.algorithm.name}
+"""
+    last = f"{score} | the last {len(returns)} episodes of training" if returns else "not measured | |"
+    given = "" if env else " --env=ID"  # a run from datasets
+    return f"""---
+library_name: appo
+tags:
+- deep-reinforcement-learning
+- reinforcement-learning
+{f"- {json.dumps(env)}" if env else "- offline-reinforcement-learning"}
+{measured * bool(env and returns)}---
+# {env or "A policy"}, learned by {run.config.algorithm.name}{"" if env else " from datasets"}
 {own}
 | env steps | mean return | over |
 |---|---|---|
-| {int(state["env_steps"]):,} | {score} | the last {len(returns)} episodes of training |
+| {int(state["env_steps"]):,} | {last} |
 
 The weights are safetensors and JSON: nothing in here is executed when it is loaded.
 
     appo hub --download={name}
-    appo enjoy --experiment={name.rpartition("/")[2]}{f" --policy_index={policy}" * bool(policy)}
+    appo enjoy --experiment={name.rpartition("/")[2]}{given}{f" --policy_index={policy}" * bool(policy)}
 
 In a loop of one's own:
 
     from appo import load_policy
-    policy = load_policy("{name.rpartition("/")[2]}"{f", policy={policy}" * bool(policy)})
+    policy = load_policy("{name.rpartition("/")[2]}"{f", policy={policy}" * bool(policy)}{"" if env else ", env=ID"})
     action = policy.act(observation)
 
 Trained with `appo train {flags}`, with python {platform.python_version()} {versions}.
@@ -185,8 +187,7 @@ Trained with `appo train {flags}`, with python {platform.python_version()} {vers
 def _is_told(config: Config, name: str, value: object) -> bool:
     """Return whether the command on the card needs a flag: the value is no default, or a preset may change the flag."""
     default = config.table.flags[name].default
-    known = find_preset(config.env.env, "cpu", config.algorithm, config.run.preset)
-    others = flags_by_kind(config.algorithm) if known is None else known.keys()
+    others = flags_by_preset(config.env.env, config.algorithm, config.run.preset)
     usual = list(default) if isinstance(default, tuple) else default
     return name not in (*LOCATION_FLAGS, "experiment") and (value != usual or name in others)
 

@@ -59,6 +59,7 @@ def record(config: RecordConfig) -> int:
                 f"run {shown(run.folder.path.name)} has learned from datasets: name its environment with --env"
             )
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
+    env = replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs})
     # Flags that change training alone: a dataset has the ends of the environment.
     envs = make_group(replace(env, env_vectorization="python", no_done_at_end=False), config.num_envs)
     with contextlib.closing(envs):

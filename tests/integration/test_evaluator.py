@@ -178,7 +178,7 @@ REFUSED = {
     "gamma=0.9": "GIVEN gamma: an evaluation plays, which only flags of the environment change",
     "horizn=3": "; did you mean horizon?",
     "horizon=0": "--horizon must be at least 1, got 0",
-    "reward_scale=5": "GIVEN reward_scale: an evaluation reports whole games and unscaled returns",
+    "reward_scale=5": "GIVEN reward_scale: an evaluation plays whole games in one environment and",
     "continuous_as_bins=5": "GIVEN continuous_as_bins: the network was trained with another meaning of its act",
 }
 

@@ -234,15 +234,16 @@ def test_the_value_of_a_choice_that_a_mask_forbids_is_not_the_value(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("added", [0.1, float("nan")])
 def test_a_file_that_computes_something_else_is_not_kept(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: float
 ) -> None:
     write = exporting._write
 
     def other(network: Any, *arguments: Any) -> None:
         write(network, *arguments)
         outputs_of = network.outputs_of
-        network.outputs_of = lambda obs, logits, value, state: outputs_of(obs, logits, value + 0.1, state)
+        network.outputs_of = lambda obs, logits, value, state: outputs_of(obs, logits, value + added, state)
 
     monkeypatch.setattr(exporting, "_write", other)
     with pytest.raises(exporting.ExportError, match="differs from the policy by"):

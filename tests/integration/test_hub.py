@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,12 @@ import yaml
 
 from appo import load_policy
 from appo.algorithms import cli
+from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.playing.saved_run import load_run
 from appo.algorithms.tools.flags import HubConfig
-from appo.algorithms.tools.hub import ALLOWED, make_bundle, names_in
+from appo.algorithms.tools.hub import ALLOWED, make_bundle, model_card, names_in
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
+from appo.utils.run_folder import RunFolder
 from tests.integration.enjoying import copied, enjoyed
 
 
@@ -192,6 +196,21 @@ def test_the_card_can_be_read_and_names_nothing_private(runs: Path, tmp_path: Pa
         # As a word: numbers are kept as letters too, which spell any short name sooner or later.
         word = re.compile(rf"(?<![\w+/]){re.escape(private)}(?![\w+])")
         assert [path for path in texts if word.search(path.read_text())] == []
+
+
+def test_the_card_of_a_run_from_datasets_claims_no_return(runs: Path) -> None:
+    run = load_run(RunFolder(runs / "windowed"), EvaluationConfig())
+    state = json.loads(run.files["state.json"])
+    state["progress"]["windows"]["reward"] = []
+    run = run._replace(
+        config=replace(run.config, env=replace(run.config.env, env="")),
+        files={**run.files, "state.json": json.dumps(state).encode()},
+    )
+    _, front, body = model_card(run, HubConfig(run="windowed")).split("---\n", 2)
+    assert "model-index" not in yaml.safe_load(front)
+    assert "| not measured | |" in body
+    assert "appo enjoy --experiment=windowed --env=ID\n" in body
+    assert 'load_policy("windowed", env=ID)' in body
 
 
 def test_a_flag_that_names_a_folder_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from gymnasium import spaces
 
 from appo import load_policy
 from appo.algorithms import cli
-from appo.algorithms.datasets.reader import open_dataset
+from appo.algorithms.datasets.reader import dataset_for, open_dataset
 from appo.algorithms.run.config import resolve
 from appo.algorithms.run.defaults import learned_spec
 from appo.algorithms.tools import estimate as estimating
 from appo.algorithms.tools import record as recording
+from appo.envs.config import EnvConfig
 from appo.envs.spaces import ActionForm, spec_of
 from appo.utils.errors import UsageError
 from tests.integration.balancing import STEPS
@@ -97,6 +98,19 @@ def test_an_environment_that_is_given_must_fit(tmp_path: Path, capfd: pytest.Cap
     words = [f"--train_dir={tmp_path}", "--algo=BC", f"--input={INPUT}", "--train_for_env_steps=100"]
     error = refused(capfd, *words, "--env=Acrobot-v1", "--inference=serial")
     assert error == "--env=Acrobot-v1: its observations have another space than those of --input"
+
+
+def test_flags_that_give_actions_another_meaning_than_datasets_have_are_refused(tmp_path: Path) -> None:
+    words = [str(tmp_path / "d")]
+    assert cli.run("record", ["--env=Pendulum-v1", "--steps=20", "-o", *words]) == 0
+    assert dataset_for(EnvConfig(), words).spec.action.scale == (2.0,)
+    for flags, error in (
+        ({"clip_actions": False}, "--clip_actions=False: actions have no bounds, but those of .* have"),
+        ({"continuous_as_bins": 5}, "--continuous_as_bins=5: datasets have numbers in place of choices"),
+    ):
+        with pytest.raises(UsageError, match=error):
+            dataset_for(EnvConfig(**flags), words)  # type: ignore[arg-type]
+    assert dataset_for(EnvConfig(clip_actions=False), [INPUT]).steps  # choices have no bounds
 
 
 @pytest.mark.parametrize(("stated", "played", "learned"), [(4, 1, None), (0, 4, 4), (4, 4, 4), (0, None, 1)])

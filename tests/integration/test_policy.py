@@ -20,6 +20,7 @@ from appo.algorithms.playing.saved_run import find_run
 from appo.algorithms.run.folder import MARK
 from appo.algorithms.run.trust import marked
 from appo.envs import make
+from appo.envs.config import EnvConfig
 from appo.utils.errors import CheckpointError, NotFinite, SpaceMismatch, UsageError
 from tests.integration.enjoying import evaluation
 from tests.markdown import ROOT, blocks
@@ -125,6 +126,11 @@ def test_rows_must_stay_the_same_until_reset(runs: Path) -> None:
     assert policy.act_batch(np.zeros((2, 3), np.float32)).shape == (2,)
     with pytest.raises(SpaceMismatch, match=r"expected shape \(3,\), got shape \(4,\)"):
         policy.act(np.zeros(4, np.float32))
+    with pytest.raises(UsageError, match=r"first: expected 2 values, one per row, got the shape \[2, 1\]"):
+        policy.act_batch(np.zeros((2, 3), np.float32), first=[[True], [False]])
+    for no_batch in (np.float32(3), np.array(3.0), 3):
+        with pytest.raises(UsageError, match="expected a batch of observations, got a "):
+            policy.act_batch(no_batch)
 
 
 def test_three_lines_play_a_game(runs: Path) -> None:
@@ -185,6 +191,16 @@ def test_with_spaces_no_environment_is_made(runs: Path, monkeypatch: pytest.Monk
     assert load_policy(runs / "windowed", spaces=seen).act(np.zeros(2, np.float32)).shape == (1,)
     with pytest.raises(UsageError, match="belongs to another model"):
         load_policy(runs / "windowed", spaces=(seen[0], spaces.Discrete(3)))
+
+
+def test_given_spaces_mean_what_those_of_the_environment_mean() -> None:
+    """A number of a policy whose actions are not clipped is one of the environment, not a share of its bounds."""
+    box = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Box(-2.0, 2.0, (1,), np.float32)
+    for clips in (True, False):
+        config = EnvConfig(env="Pendulum-v1", clip_actions=clips)
+        (_, space), spec = look_at(config, box)
+        assert (space, spec.action) == (look_at(config)[0][1], look_at(config)[1].action)
+        assert spec.action.scale == (2.0 if clips else 1.0,)
 
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\nclass Env: pass\n"

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from appo.algorithms.population.lineage import Event
+from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm
+from appo.algorithms.run.defaults import flags_by_preset
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis
 from appo.algorithms.runtime.monitor.performance import Performance
@@ -239,8 +241,11 @@ def _commands(runs: Sequence[ReportedRun]) -> str:
     """Return how each run was started last, with its seed, and when it was active last."""
     cards = []
     for run in runs:
-        names = (name for name in differing_flags([run.flags, run.defaults]) if name in run.flags)
-        words = [word for name in names for word in words_of_flag(name, run.flags[name])]
+        names = {name for name in differing_flags([run.flags, run.defaults]) if name in run.flags}
+        if (algo := str(run.flags.get("algo"))) in ALGORITHMS:  # a preset gives flags other values than the defaults
+            env, preset = (str(run.flags.get(name, "")) for name in ("env", "preset"))
+            names |= flags_by_preset(env, find_algorithm(algo), preset) & run.flags.keys()
+        words = [word for name in run.flags if name in names for word in words_of_flag(name, run.flags[name])]
         active = datetime.fromtimestamp(min(max(run.summary.active, 0.0), LAST_SECOND), UTC)
         said = f"{run.name}: seed {words_of(run.flags.get('seed'))}, last active {active:%Y-%m-%d %H:%M} UTC"
         command = printable(shlex.join(["appo", "train", *words])[:LONGEST_COMMAND])

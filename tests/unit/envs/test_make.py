@@ -20,7 +20,7 @@ from appo.envs.agents import pettingzoo
 from appo.envs.config import EnvConfig
 from appo.envs.family import Adapter, Family
 from appo.envs.loop.python_loop import PythonLoop
-from appo.envs.make import FAMILIES, check_name, make_first, make_group, make_single, with_company
+from appo.envs.make import FAMILIES, check_name, make_alone, make_first, make_group, make_single, with_company
 from appo.envs.names import bare, suggestion
 from appo.envs.toys.toy import TOYS, CounterVector
 from appo.envs.vectors.gym_vector import GymVector
@@ -537,6 +537,13 @@ ONE = np.zeros((1, 1), np.int32)
 
 
 STUBBORN = "tests.unit.envs.stubborn"
+
+
+def test_a_vector_of_one_size_is_not_played_alone() -> None:
+    with pytest.raises(
+        UsageError, match="exists only as a vector of 8 environments, of which none can be played alone"
+    ):
+        make_alone(EnvConfig(env=f"{STUBBORN}:Fixed"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from appo.algorithms.models import encoders
 from appo.algorithms.models.actor_critic import model_inputs
 from appo.algorithms.models.build import OUTPUT_GAIN, build_model, build_tower, count_weights
 from appo.algorithms.models.config import ENCODERS, EncoderRow, ModelConfig, encoder_names
+from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.models.q_network import build_q_network
 from appo.envs.spec import EnvSpec, ObservationSpec
 from appo.utils.errors import ResourceError, UsageError
@@ -82,6 +84,10 @@ def test_the_size_of_observations_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ResourceError, match="a network of "):
         build(env_spec_of(obs=ObservationSpec((3000,), "float32")), encoder_mlp_layers=(100,), use_rnn=False)
     build(encoder_mlp_layers=(100,), use_rnn=False)
+    large = ModelConfig(encoder_mlp_layers=(100,), use_rnn=False)
+    for make in (build_policy_network, partial(build_q_network, dueling=False)):
+        with pytest.raises(ResourceError, match="a network of "):
+            make(large, env_spec_of(obs=ObservationSpec((3000,), "float32")))
 
 
 def test_defaults_build_and_act() -> None:
