@@ -231,11 +231,18 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
             env = _make_plain(config, target, arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env} made a {_kind(env)}, not a gymnasium.Env")
+    _require_spaces(config, env)
     if render_mode and (made := getattr(env, "render_mode", None)) not in (render_mode, None):
         raise CannotBeDrawn(f"{config.env} was asked for render_mode={render_mode} and made {made}")
     know_actions_sooner(env)
     note_frames(env.observation_space, config.env_framestack)
     return as_flags_ask(env, config)
+
+
+def _require_spaces(config: EnvConfig, env: Any) -> None:
+    for name in ("observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise SpaceMismatch(f"{config.env} has no {name}, which every Env sets in its __init__")
 
 
 def _kind(env: object) -> str:
@@ -258,6 +265,8 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
         raise MadeVector(
             f"{config.env} made a {_kind(env)}, not a gymnasium.Env: a vector can be neither drawn nor played alone"
         )
+    if isinstance(env, gymnasium.Env):
+        _require_spaces(config, env)
     find_out_agents(env)
     if isinstance(env, gymnasium.Env):
         env = with_masks_of_method(env)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from appo.algorithms.models.actor_critic import ActorCritic
+from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.cores import Core
+from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops.checks import require_shape
 from appo.envs.spec import EnvSpec, ObservationSpec
 from appo.utils.errors import UsageError, text_of
@@ -67,10 +68,14 @@ def custom_encoder(
     with _blaming(config):
         encoder = _float_module(make(observations, config))
         with _acting(encoder):
-            output = encoder({key: torch.zeros(TRIAL_ROWS, *spec.shape) for key, spec in observations.items()})
+            inputs = {key: torch.zeros(TRIAL_ROWS, *spec.shape) for key, spec in observations.items()}
+            with torch.enable_grad():
+                output = encoder(inputs)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             raise TypeError("its output is no tensor of floats")
         require_shape("its output for two rows", output, (TRIAL_ROWS, size_of(encoder, "output_size")))
+        if any(one.requires_grad for one in encoder.parameters()) and not output.requires_grad:
+            raise ValueError("its output has no gradient, so nothing can be learned through it")
     return encoder
 
 
@@ -208,6 +213,47 @@ def refuse_two_behaviours(model: nn.Module, config: ModelConfig, env_spec: EnvSp
             f"{blame}: what it computes in train() differs by {difference:.1g} from that in eval(), so it would learn"
             " from what has not acted; leave out dropout and whatever else looks at self.training"
         )
+
+
+def refuse_hidden_inputs(
+    flat: FlatModule, make: Callable[[], FlatModule], config: ModelConfig, env_spec: EnvSpec
+) -> None:
+    """Refuse a custom network whose outputs for a row follow from more than the row and the weights.
+
+    Processes exchange nothing but weights, and act on other rows than the learner has.
+
+    Args:
+        flat: network of these flags.
+        make: makes another one, whose weights are replaced.
+        config: flags of the network.
+        env_spec: spec of the environment.
+
+    Raises:
+        UsageError: tensors are neither parameters nor buffers, or a row depends on the others.
+    """
+    blame = f"--encoder_custom={config.encoder_custom}"
+    rows = _random_observations(env_spec, (MODE_ROWS,), torch.Generator().manual_seed(0))
+
+    def outputs_of(network: nn.Module, count: int) -> Tensor:
+        assert isinstance(network, ActingNetwork)
+        with _acting(network):
+            obs = {key: x[:count] for key, x in rows.items()}
+            first, state = torch.ones(count, dtype=torch.bool), torch.zeros(count, network.rnn_state_size)
+            logits, value, _ = network.act(obs, first, state)
+        return torch.cat([logits, *([] if value is None else [value[:, None]])], dim=1)
+
+    with _blaming(config), torch.random.fork_rng(devices=[]):
+        twin = make()
+        twin.load(flat.flat.numpy())
+        expected, again = outputs_of(flat.module, MODE_ROWS), outputs_of(twin.module, MODE_ROWS)
+        alone = outputs_of(flat.module, 1)
+    if not _difference(again, expected) <= TRIAL_TOLERANCE:
+        raise UsageError(
+            f"{blame}: it computes with tensors that are neither parameters nor buffers, so that checkpoints and other"
+            " processes lack them: nn.ModuleList and register_buffer make them known"
+        )
+    if not _difference(alone, expected[:1]) <= TRIAL_TOLERANCE:
+        raise UsageError(f"{blame}: what it computes for a row depends on the other rows of the batch")
 
 
 def _two_behaviours(module: nn.Module) -> str:

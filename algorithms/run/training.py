@@ -22,7 +22,7 @@ from appo.algorithms.run.main import Run
 from appo.algorithms.run.observers import trust_words
 from appo.algorithms.run.program import check_program, given_again, refuse_imported_script
 from appo.algorithms.run.resume import finished_before
-from appo.algorithms.runtime.callbacks import Callbacks
+from appo.algorithms.runtime.callbacks import OF_ACTORS, Callbacks, check_methods
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import NETWORKS, all_weights, vector_of
 from appo.algorithms.runtime.messages import ReplaceWeights
@@ -52,7 +52,8 @@ class Report(NamedTuple):
         seconds: time since the start.
         env_steps, samples: totals that all policies together have learned from.
         episode_returns: mean return over the last episodes of every policy; None before the first episode has ended.
-        figures: latest metrics of every policy, named as in metrics.jsonl (reward/mean, train/policy_loss, ...).
+        figures: latest metrics of every policy, named as in metrics.jsonl (reward/mean, train/policy_loss, ...), before
+            callbacks change them and without figures of the machine.
     """
 
     seconds: float
@@ -141,6 +142,10 @@ class Training:
         told: list[Any] = [asked] if isinstance(asked, str) or not isinstance(asked, Iterable) else list(asked)
         if wrong := [one for one in told if not isinstance(one, str | Callbacks)]:
             raise UsageError(f"callbacks are names or objects derived from appo.Callbacks, got {shown(str(wrong[0]))}")
+        for one in (one for one in told if isinstance(one, Callbacks)):
+            check_methods(type(one), type(one).__name__)
+            if lost := [name for name in OF_ACTORS if getattr(type(one), name) is not getattr(Callbacks, name)]:
+                log.warning("a %s in main is not called by actors, by %s: name the class", type(one).__name__, lost[0])
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
         asked_for = resolve(_convert_flags(config, flags))[0]

@@ -180,6 +180,7 @@ class Callbacks:
         """In actors and main: the run, or the life of the actor, ends in good order."""
 
 
+OF_ACTORS = ("on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory", "on_trajectory_end")
 EVENTS = tuple(name for name in vars(Callbacks) if name.startswith(("on_", "before_")))
 
 
@@ -202,12 +203,19 @@ class Hooks:
     def make(
         cls, names: Sequence[str], config: Mapping[str, Any], worker: int | None, more: Iterable[Callbacks] = ()
     ) -> "Hooks":
-        """Make the callbacks of these names, and add existing ones; a callback that cannot be made is off."""
+        """Make the callbacks of these names, and add existing ones; what an actor cannot make is off.
+
+        Raises:
+            UsageError: main (`worker` None) cannot make a callback.
+        """
         made, failed = [], 0
         for name in names:
             try:
                 made.append(find_callbacks(name)(config, worker))
-            except (Exception, SystemExit):  # the user's code may raise anything
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
+                if worker is None:  # the start of the run in main
+                    text = f"{type(error).__name__}: {text_of(error)}"
+                    raise UsageError(f"--callbacks={name} cannot be made: {text}") from error
                 failed += 1
                 log.warning("--callbacks=%s cannot be made and is off", name, exc_info=True)
         more = tuple(more)
@@ -245,10 +253,15 @@ def find_callbacks(name: str) -> type[Callbacks]:
     found = find_function("callbacks", name)
     if not isinstance(found, type) or not issubclass(found, Callbacks):
         raise UsageError(f"--callbacks={name} is no class derived from appo.Callbacks")
-    for method in dir(found):
-        if method.startswith(("on_", "before_")) and method not in EVENTS:
-            raise UsageError(f"--callbacks={name}: nobody calls its method {method}{nearest(method, EVENTS)}")
+    check_methods(found, f"--callbacks={name}")
     return found
+
+
+def check_methods(kind: type[Callbacks], source: str) -> None:
+    """Refuse a method that is named like an event and is none (UsageError)."""
+    for method in dir(kind):
+        if method.startswith(("on_", "before_")) and method not in EVENTS:
+            raise UsageError(f"{source}: nobody calls its method {method}{nearest(method, EVENTS)}")
 
 
 class EpisodeWatch:
@@ -400,9 +413,9 @@ def finite(answer: object) -> dict[str, float]:
     """Return the finite numbers in a user's answer, by name."""
     numbers: dict[str, float] = {}
     for name, value in answer.items() if isinstance(answer, Mapping) else ():
-        with contextlib.suppress(OverflowError):  # Python's own integers have no end
-            if isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value):
-                numbers[str(name)] = float(value)
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # Python's own integers have no end
+            if not isinstance(value, str | bytes) and math.isfinite(number := float(value)):
+                numbers[str(name)] = number
     return numbers
 
 

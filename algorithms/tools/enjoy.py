@@ -11,7 +11,7 @@ from appo.algorithms.playing.episodes import PlayedEpisode, agent_means, team_me
 from appo.algorithms.playing.player import load_player, play
 from appo.algorithms.playing.saved_run import SavedRun, find_run
 from appo.algorithms.playing.video import Recorder, VideoFile
-from appo.algorithms.runtime.callbacks import HookedEnvs, Hooks
+from appo.algorithms.runtime.callbacks import HookedEnvs, Hooks, find_callbacks
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
 from appo.utils.command_line import say
@@ -49,6 +49,8 @@ def play_run(run: SavedRun, config: EvaluationConfig, seed: int) -> tuple[int, l
         if recorder is not None:
             stack.enter_context(recorder.video)  # completed after the environments are closed
         envs: GroupEnv = make_alone(env, window=config.window) if recorder is None else recorder.group
+        for name in config.callbacks:
+            find_callbacks(name)
         if config.callbacks:
             envs = HookedEnvs(envs, config.policy_index, Hooks.make(config.callbacks, run.config.to_flat(), 0))
         stack.callback(envs.close)

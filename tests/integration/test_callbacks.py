@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appo import Callbacks, train
+from appo import Callbacks, Training, train
 from appo.algorithms.runtime.callbacks import Episode, Step, Trajectory
 from appo.algorithms.runtime.messages import LearnerReport
 from appo.utils.errors import UsageError
@@ -107,6 +107,16 @@ def test_from_python_names_and_objects(tmp_path: Path) -> None:
     assert told(tmp_path, 7) == told(result.directory, None)
     assert told(result.directory, 0)["steps"] >= 3000
     assert result.report.figures[0]["stats/mine/mean"] > 0
+
+
+def test_methods_of_objects_that_nobody_calls_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Misspelt(Callbacks):
+        def on_episode_stop(self, episode: object) -> None: ...
+
+    with pytest.raises(UsageError, match="Misspelt: nobody calls its method on_episode_stop; did you mean on_episode_"):
+        Training(COUNTER, callbacks=Misspelt())
+    Training(COUNTER, callbacks=Notes({}, None))
+    assert caplog.messages == ["a Notes in main is not called by actors, by on_episode_start: name the class"]
 
 
 @pytest.mark.parametrize("callbacks", [[Notes], Notes, None])

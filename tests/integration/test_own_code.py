@@ -247,7 +247,6 @@ def test_a_mistake_in_a_flag_has_no_traceback() -> None:
             "callback user_code:OfReports.before_logging is off",
             "KeyError: 'report'",
         ),
-        ({"callbacks": "user_code:NotMade"}, "--callbacks=user_code:NotMade cannot be made", "KeyError: 'made'"),
         (
             {"custom_summaries": "user_code:summaries"},
             "--custom_summaries=user_code:summaries failed",
@@ -265,6 +264,16 @@ def test_what_does_not_end_a_run_is_shown_all_the_same(
     assert said in caplog.text
     assert f'  File "{user_code}", line {HELPER}, in helper' in caplog.text
     assert trace in caplog.text
+
+
+def test_a_callback_that_main_cannot_make_ends_the_start(user_code: Path) -> None:
+    message = "--callbacks=user_code:NotMade cannot be made: KeyError: 'made'"
+    with (
+        pytest.raises(UsageError, match=message) as failure,
+        Training(FLAGS, callbacks="user_code:NotMade", train_dir="runs") as run,
+    ):
+        list(run)
+    assert f'  File "{user_code}", line {HELPER}, in helper' in traceback_of(failure.value)
 
 
 def test_an_environment_that_raises_when_it_is_closed(user_code: Path) -> None:

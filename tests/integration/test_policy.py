@@ -162,6 +162,8 @@ def test_weights_travel(runs: Path) -> None:
         other.set_weights(weights | {"policy_head.linear.bia": 0})
     with pytest.raises(UsageError, match=rf"weights {name} must have shape .*, got \(1,\)"):
         other.set_weights(weights | {name: np.zeros(1)})
+    with pytest.raises(UsageError, match=f"weights {name} are not finite"):
+        other.set_weights(weights | {name: weights[name] * np.nan})
     del weights[name]
     with pytest.raises(UsageError, match=f"weights {name} must have shape .*, got none"):
         other.set_weights(weights)

@@ -4,11 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from appo.algorithms.models.build import computes_in_bf16
 from appo.algorithms.models.config import ModelConfig
-from appo.algorithms.models.custom import refuse_two_behaviours
+from appo.algorithms.models.custom import refuse_hidden_inputs, refuse_two_behaviours
 from appo.algorithms.models.encoders import share_images
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.population.config import PopulationConfig
@@ -89,10 +90,12 @@ class NetworkTimer:
         self.columns = 1
 
     def _make(self, context: Context) -> FlatModule:
-        """Make a model; refuse a custom model that acts differently from the way it learns."""
+        """Make a model; refuse a custom model that acts differently elsewhere, or from the way it learns."""
         flat = self.config.algorithm.make_model(context)
         if context.model.encoder_custom:
             refuse_two_behaviours(flat.module, context.model, context.spec)
+            make = partial(self.config.algorithm.make_model, context)
+            refuse_hidden_inputs(flat, make, context.model, context.spec)
         return flat
 
     def _describe(self, context: Context, first: ModelConfig) -> ModelDescription:

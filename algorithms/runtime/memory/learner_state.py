@@ -237,7 +237,7 @@ def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
     """Return the flat vector [P] of all weights of a model, given by name.
 
     Raises:
-        UsageError: a name or a shape is not in the model, or one is missing.
+        UsageError: a name or a shape is not in the model, one is missing, or a number is not finite.
     """
     expected = dict(table)
     for name in [*weights, *expected]:
@@ -246,4 +246,6 @@ def vector_of(weights: Mapping[str, Any], table: Table) -> Array:
         if name not in weights or np.shape(weights[name]) != expected[name]:
             given = np.shape(weights[name]) if name in weights else "none"
             raise UsageError(f"weights {name} must have shape {expected[name]}, got {given}")
+        if not np.isfinite(weights[name]).all():
+            raise UsageError(f"weights {name} are not finite")
     return np.concatenate([np.asarray(weights[name], np.float32).reshape(-1) for name in expected])

@@ -539,6 +539,15 @@ ONE = np.zeros((1, 1), np.int32)
 STUBBORN = "tests.unit.envs.stubborn"
 
 
+class Spaceless(gymnasium.Env[Any, Any]):
+    action_space = spaces.Discrete(2)
+
+
+def test_an_environment_without_a_space_is_one_line() -> None:
+    with pytest.raises(SpaceMismatch, match="has no observation_space, which every Env sets in its __init__"):
+        make_single(EnvConfig(env=f"{__name__}:Spaceless"))
+
+
 def test_a_vector_of_one_size_is_not_played_alone() -> None:
     with pytest.raises(
         UsageError, match="exists only as a vector of 8 environments, of which none can be played alone"

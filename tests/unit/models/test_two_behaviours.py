@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from appo.algorithms.models.build import build_model
-from appo.algorithms.models.custom import refuse_two_behaviours
+from appo.algorithms.models.custom import refuse_hidden_inputs, refuse_two_behaviours
+from appo.algorithms.models.flat_module import FlatModule
 from appo.utils.errors import UsageError
 from tests.unit.models import custom_encoders, custom_parts, two_minded
 from tests.unit.models.cases import GAUSSIAN, config_of, env_spec_of
@@ -14,7 +15,11 @@ SPEC = env_spec_of()
 
 def looked_at(part: type, **flags: object) -> None:
     config = config_of(encoder_custom=f"{part.__module__}:{part.__name__}", **flags)
-    refuse_two_behaviours(build_model(config, SPEC), config, SPEC)
+    flat = FlatModule(build_model(config, SPEC))
+    refuse_two_behaviours(flat.module, config, SPEC)
+    random = torch.get_rng_state()
+    refuse_hidden_inputs(flat, lambda: FlatModule(build_model(config, SPEC)), config, SPEC)
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -32,6 +37,10 @@ def looked_at(part: type, **flags: object) -> None:
         (two_minded.WithFunctionalDropout, r"what it computes in train\(\) differs by .* from that in eval\(\)"),
         (two_minded.WithSwitch, r"what it computes in train\(\) differs by .* from that in eval\(\)"),
         (two_minded.ForgetfulWhereItLearns, r"what it computes in train\(\) differs by .* from that in eval\(\)"),
+        (two_minded.WithHiddenWeights, "it computes with tensors that are neither parameters nor buffers"),
+        (two_minded.WithHiddenTable, "it computes with tensors that are neither parameters nor buffers"),
+        (two_minded.OverRows, "what it computes for a row depends on the other rows of the batch"),
+        (two_minded.Detached, "its output has no gradient, so nothing can be learned through it"),
     ],
 )
 def test_what_differs_between_acting_and_learning_is_refused(part: type, message: str, shared: bool) -> None:

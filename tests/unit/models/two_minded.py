@@ -89,3 +89,37 @@ class ForgetfulWhereItLearns(Sum):
 
     def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
         return super().unroll(x, first, state) * (0.5 if self.training else 1.0)
+
+
+class WithHiddenWeights(Plain):
+    """Keeps layers in a list, which torch does not search for parameters."""
+
+    def __init__(self, observations: dict[str, ObservationSpec], config: object) -> None:
+        super().__init__(observations, config)
+        self.layers = [nn.Linear(16, 16)]
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.layers[0](super().forward(obs))
+
+
+class WithHiddenTable(Plain):
+    """Draws numbers of its own without `register_buffer`."""
+
+    def __init__(self, observations: dict[str, ObservationSpec], config: object) -> None:
+        super().__init__(observations, config)
+        self.table = torch.randn(16)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return super().forward(obs) * self.table
+
+
+class OverRows(Plain):
+    """Takes the wrong dimension."""
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.softmax(super().forward(obs), dim=0)
+
+
+class Detached(Plain):
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return super().forward(obs).detach()

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from appo.algorithms.runtime import callbacks as module
 from appo.algorithms.runtime.budget import Budget
@@ -21,6 +23,7 @@ from appo.algorithms.runtime.callbacks import (
     Step,
     Trajectory,
     find_callbacks,
+    finite,
 )
 from appo.algorithms.runtime.config import LoggingConfig
 from appo.algorithms.runtime.custom_summaries import CustomSummaries
@@ -282,6 +285,13 @@ def test_what_cannot_be_made_is_off(caplog: pytest.LogCaptureFixture) -> None:
     hooks = Hooks.make([f"{HERE}:Unmakable", f"{HERE}:Note"], {}, 3)
     assert (hooks.off, hooks.hears("on_end")) == (1, True)
     assert caplog.messages == [f"--callbacks={HERE}:Unmakable cannot be made and is off"]
+    with pytest.raises(UsageError, match=f"--callbacks={HERE}:Unmakable cannot be made: OSError: no disk"):
+        Hooks.make([f"{HERE}:Unmakable"], {}, None)  # in main, where a run starts
+
+
+def test_all_that_is_a_number_counts() -> None:
+    answer = {"array": np.array(3.0), "yes": np.bool_(True), "tensor": torch.tensor(2.0), "large": 10**400}
+    assert finite({**answer, "nan": math.nan, "word": "3", "list": [1.0]}) == {"array": 3.0, "yes": 1.0, "tensor": 2.0}
 
 
 @pytest.mark.parametrize(
