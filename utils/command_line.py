@@ -85,6 +85,12 @@ def underscored(argv: Sequence[str]) -> list[str]:
     return [re.sub(r"(?<=\w)-", "_", name) + equals + value for name, equals, value in split]
 
 
+def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) with different values."""
+    pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
+    return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
+
+
 def word_of(argv: Sequence[str], name: str) -> str:
     """Return the value of a flag on a command line that may contain other errors."""
     flag, found = f"--{name}", ""

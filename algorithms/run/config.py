@@ -38,6 +38,7 @@ from appo.algorithms.runtime.config import NO_PRESET, LoggingConfig, RunConfig, 
 from appo.envs.config import EnvConfig
 from appo.envs.given import is_again
 from appo.utils.command_line import (
+    changed_flags,
     format_help,
     negates,
     parse_command_line,
@@ -217,12 +218,7 @@ def parse_train(argv: Sequence[str]) -> Config:
 
 def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     """Return the flags on a training command line; `--help` prints the flags for the env and exits."""
-    words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
-    written = word_of(argv, "preset") or word_of(argv, "presets")
-    words["preset"] = NO_PRESET if negates(argv, FLAGS["preset"]) else written
-    given = {name: word for name, word in words.items() if word}
-    if "--trust" in argv:
-        given["trust"] = TRUE_WORDS[0]
+    given = _first_words(argv)
     if wants_help(argv):
         algo, env, preset = chosen_algorithm(given), given.get("env", ""), given.get("preset", "default")
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
@@ -233,10 +229,18 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
 
 
+def _first_words(argv: Sequence[str]) -> dict[str, str]:
+    """Return the flags, as words, that decide which other flags there are."""
+    words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
+    written = word_of(argv, "preset") or word_of(argv, "presets")
+    words["preset"] = NO_PRESET if negates(argv, FLAGS["preset"]) else written
+    words["trust"] = TRUE_WORDS[0] if "--trust" in argv else words["trust"]
+    return {name: word for name, word in words.items() if word}
+
+
 def flags_on(argv: Sequence[str]) -> dict[str, Flag]:
     """Return the flags of the algorithm that a command line or its config file names (UsageError: no such)."""
-    words = {name: word_of(argv, name) for name in ("algo", "config")}
-    return flag_table(algorithm_of({name: word for name, word in words.items() if word})).flags
+    return flag_table(algorithm_of(_first_words(argv))).flags
 
 
 def algorithm_of(given: Mapping[str, object]) -> str:
@@ -320,32 +324,33 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     resolved = {"algo": algo}
     file, given = ({**flags, **(resolved if flags.get("algo") == AUTO else {})} for flags in (file, given))
     asked = {**file, **given}
+    names = (("env", ""), ("preset", "default"))
+    env, wanted = (str(asked.get(name) or stored.get(name) or usual) for name, usual in names)
+    own = {"device": "cpu"} if algorithm.whole_rollouts else {}
+    device = choose_device(str(asked.get("device") or stored.get("device") or own.get("device", "auto")))
+    known = find_preset(env, device, algorithm, wanted)
+    arguments: Any = asked.get("env_kwargs")
+    if arguments and arguments != stored.get("env_kwargs"):  # they add up
+        asked["env_kwargs"] = {**cast(Any, (known or {}).get("env_kwargs", {})), **arguments}
     saved = _saved_values(stored, asked, run, table)
-    env = str(asked.get("env") or saved.get("env", ""))
     reads = asked.get("input") or saved.get("input")  # whether `input` is enough is checked below
     if not env and algorithm.needs_actors and not reads:
         missing = f"; there is no saved run {shown(str(run.run_directory))}" if run.experiment else ""
         anew = f"; --restart_behavior={run.restart_behavior} begins a new run" if run.experiment and not resumes else ""
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
-    own = {"device": "cpu"} if algorithm.whole_rollouts else {}
-    device = choose_device(str(asked.get("device") or saved.get("device") or own.get("device", "auto")))
-    wanted = str(asked.get("preset") or saved.get("preset", "default"))
-    known = find_preset(env, device, algorithm, wanted)
     if not saved:
         require_preset(env, algorithm, wanted)
     saved, preset = without_horizon(asked, saved, without_excluded(asked, known or {}))
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
-        ("command line", given),
-        ("config file", file),
+        ("command line", {name: asked[name] for name in given}),
+        ("config file", {name: asked[name] for name in file}),
         ("saved run", saved),
         (f"--algo={algo}", own),
         ("init_from", weights),
         ("env preset", preset),
     ]
     values, origins = _merged(layers)
-    if known and not saved and "env_kwargs" in known and "env_kwargs" in asked:  # arguments add up
-        values["env_kwargs"] = {**cast(dict[str, object], known["env_kwargs"]), **cast(Any, asked["env_kwargs"])}
     if values.get("input_evaluation") == "simulation":
         values, origins = _merged([*layers, ("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS})])
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
@@ -373,12 +378,6 @@ def without_excluded(asked: Mapping[str, object], preset: Mapping[str, object]) 
     is_unsaved = asked.get("deterministic_resume") or asked.get("num_learners", 1) != 1
     excluded = {"save_replay": is_unsaved, "with_vtrace": bool(asked.get("input"))}
     return {name: value for name, value in preset.items() if not excluded.get(name)}
-
-
-def changed_flags(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return `flag old -> new` for every flag of both mappings (as `Config.to_flat`) with different values."""
-    pairs = {name: (before[name], after[name]) for name in after if name in before and before[name] != after[name]}
-    return [f"{name} {words_of(old)} -> {words_of(new)}" for name, (old, new) in pairs.items()]
 
 
 def check(config: Config) -> None:

@@ -3,8 +3,9 @@
 import logging
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.budget import Budget
@@ -28,6 +29,17 @@ def budget_of(config: Config, frames_per_step: int) -> Budget:
             f" to {steps * frames_per_step:,} env steps: lower --learning_starts, or give a larger budget"
         )
     return Budget.of(config.run, config.sampling, frames_per_step)
+
+
+def log_refill(
+    text: str, config: Config, env_steps: float, resumed: Sequence[Mapping[str, Any]], frames_per_step: int
+) -> None:
+    """Log that a resumed replay fills again; warn if the budget ends before the replay is full enough to train."""
+    begun = max(int(state.get("env_steps", 0)) for state in resumed)
+    if env_steps - begun <= config.learning.learning_starts * frames_per_step:
+        log.warning("%s; nothing is trained, as the run ends before, at %d env steps", text, env_steps)
+    else:
+        log.info("%s", text)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from appo.algorithms.run.directory.code import CodeWatch, code_places
 from appo.algorithms.run.directory.page import leave_page
 from appo.algorithms.run.directory.taking import lock_run_folder, remove_old
 from appo.algorithms.run.effects import features_of, without_effect
-from appo.algorithms.run.first_batch import FirstBatch, budget_of
+from appo.algorithms.run.first_batch import FirstBatch, budget_of, log_refill
 from appo.algorithms.run.folder import count_starts
 from appo.algorithms.run.machines.forecast import GIGABIT, LOOPBACK, Sums, learners_text
 from appo.algorithms.run.observers import (
@@ -267,7 +267,7 @@ class Run:
         if any(resumed) and not segments:
             blueprint = replace(blueprint, seed=seed_of_resumed(self.directory, seed))
             if of_earlier:
-                log.info("%s", of_earlier)
+                log_refill(of_earlier, config, budget.env_steps, resumed, spec.frames_per_step)
 
         # What listens to the workers, and the workers.
         kind = config.algorithm

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config, changed_flags
+from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config
 from appo.algorithms.run.folder import MEASURED, WeightSource, count_starts, find_source, journal, saved_flags
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan, seed_of
 from appo.algorithms.run.trust import OF_STRANGERS, marked
@@ -26,6 +26,7 @@ from appo.algorithms.runtime.messages import KEY as TRAITS
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.processes.pool import Workers
 from appo.utils import checkpoint_files
+from appo.utils.command_line import changed_flags
 from appo.utils.errors import CheckpointError, NumericsError, UsageError
 from appo.utils.values import is_number, shown
 
@@ -71,7 +72,8 @@ def _over_by_its_status(status: Mapping[str, Any], budget: Budget) -> str | None
     if is_number(limit) and seconds >= limit >= budget.seconds:
         return f"{limit:g} seconds are over"
     # Episodes that ended while the workers stopped may have lowered a mean return that was reached.
-    return str(status.get("reason")) if before == budget.plain() and seconds < budget.seconds else None
+    has_goal = budget.episode_return is not None and not budget.benchmark
+    return str(status.get("reason")) if has_goal and before == budget.plain() and seconds < budget.seconds else None
 
 
 def changes(config: Config) -> list[str]:
@@ -130,12 +132,18 @@ def fill(
             f"run {config.run.experiment} cannot change {', '.join(stored)}: {why}; give another --experiment, or"
             f" remove {', '.join(kept)} to let the replay fill again"
         )
-    resumed = resume(config.run.run_directory, blocks, models, {change.partition(" ")[0] for change in changed})
+    resumed = resume(config.run.run_directory, blocks, models, _replaced_by(changed))
     if taken := begin_from(config, blocks, models):
         resumed = [taken]
     env_steps = [int(state.get("env_steps", 0)) for state in resumed]
     journal(config.run.run_directory, marked(config.to_flat() | {"seed": seed}), changed, env_steps, measured)
     return resumed
+
+
+def _replaced_by(changed: Sequence[str]) -> set[str]:
+    """Return the numbers of a state that changed flags replace; another schedule begins with the rate of the flags."""
+    names = {change.partition(" ")[0] for change in changed}
+    return names | {"learning_rate"} if "lr_schedule" in names else names
 
 
 def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _take_over(
 ) -> dict[str, Any]:
     """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
     state = _decoded(config.run.init_from, loaded, model)
-    changed = {change.partition(" ")[0] for change in changed_flags(saved_flags(source.run.path), config.to_flat())}
+    changed = _replaced_by(changed_flags(saved_flags(source.run.path), config.to_flat()))
     meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
     plain = {name: value for name, value in meta.items() if name not in OF_MAIN}
     anew = {name: value for name, value in model.layout.numbers.items() if name in changed}

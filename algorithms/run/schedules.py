@@ -28,12 +28,23 @@ def without_horizon(
 def check_clock(learning: Any, budget: Budget) -> None:
     """Refuse schedules over time in a run that must repeat (UsageError)."""
     limits = budget.shares(0, 0.0)
-    numbers = [*annealed(learning), *(["epsilon_decay"] if getattr(learning, "epsilon_decay", 0) else [])]
+    numbers = [
+        *annealed(learning),
+        *_rising(learning),
+        *["epsilon_decay"] * bool(getattr(learning, "epsilon_decay", 0)),
+    ]
     if not budget.by_clock and not limits and budget.seconds < ENDLESS["seconds"] and numbers:
         raise UsageError(
-            f"--lockstep and --deterministic_resume repeat no clock: {', '.join(numbers)} can fall over"
+            f"--lockstep and --deterministic_resume repeat no clock: {', '.join(numbers)} can change over"
             f" --{HORIZON}, not over --train_for_seconds"
         )
+
+
+def _rising(learning: Any) -> dict[str, float]:
+    beta = getattr(learning, "priority_beta", None)
+    if beta is None or not learning.prioritized_replay or beta == learning.priority_beta_final:
+        return {}
+    return {"priority_beta": beta}
 
 
 def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, Any]]) -> None:
@@ -45,16 +56,17 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
         resumed: plain state of every policy, {} for a new policy; the policy with most env steps counts.
     """
     shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
-    beta = getattr(learning, "priority_beta", None)
-    rising = {} if beta == getattr(learning, "priority_beta_final", None) else {"priority_beta": beta}
+    rising = _rising(learning)
     if getattr(learning, "epsilon_decay", 0) and not shares:
         log.warning("--epsilon_decay needs --%s or --train_for_seconds; without, one iteration explores", HORIZON)
     if (kept := numbers | rising) and not shares:
         values = ", ".join(f"{name} stays {value:g}" for name, value in kept.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)
-    elif numbers and any(resumed):
+    elif (numbers or rising) and any(resumed):
         limit = max(shares, key=shares.__getitem__)
         of_time = f"{duration(budget.earlier_seconds)} of training and --train_for_seconds={budget.seconds:g}"
         whole = f"--{HORIZON}={budget.env_steps}" if limit == "env_steps" else of_time
-        values = ", ".join(f"{name} {value * (1 - shares[limit]):.3g}" for name, value in numbers.items())
+        now = {name: value * (1 - shares[limit]) for name, value in numbers.items()}
+        now |= {name: value + shares[limit] * (learning.priority_beta_final - value) for name, value in rising.items()}
+        values = ", ".join(f"{name} {value:.3g}" for name, value in now.items())
         log.info("linear schedules go on at %.1f%% of %s: %s", 100 * shares[limit], whole, values)

@@ -55,7 +55,8 @@ class Checkpointing:
         # With --deterministic_resume a run resumes from a barrier alone, never from a moment of the clock.
         self._regular: frozenset[Kind] = frozenset() if config.deterministic_resume else frozenset({"regular"})
         self._due = now + config.save_every_sec
-        self._milestone_due = now + config.save_milestones_sec if config.save_milestones_sec > 0 else float("inf")
+        interval = config.save_milestones_sec if config.save_milestones_sec > 0 else math.inf
+        self._milestone_due = now + interval - monitor.budget.earlier_seconds % interval  # of training in all starts
         self._best_due = now + config.save_best_every_sec
 
     def ask(self) -> None:

@@ -96,7 +96,7 @@ class RunConfig:
     seed: int | None = flag(
         None, "seed from which all random numbers derive; none = drawn once and stored", minimum=0, maximum=2**63 - 1
     )
-    save_every_sec: int = flag(120, "seconds between checkpoints", minimum=1)
+    save_every_sec: int = flag(120, "seconds between checkpoints", minimum=1, needs="deterministic_resume=False")
     save_every_env_steps: int = flag(
         0, "with --deterministic_resume: env steps between checkpoints, which takes the place of seconds", minimum=0
     )
@@ -106,7 +106,9 @@ class RunConfig:
         " on is then, bit by bit, the one that was never interrupted",
     )
     keep_checkpoints: int = flag(3, "newest checkpoints kept per policy", minimum=1)
-    save_milestones_sec: int = flag(-1, "seconds between checkpoints that are kept for ever; -1 = none", minimum=-1)
+    save_milestones_sec: int = flag(
+        -1, "seconds of training between checkpoints that are kept for ever; -1 or 0 = none", minimum=-1
+    )
     save_best_after: int = flag(
         100_000, "env steps of a policy after which its best checkpoint is kept, in best/; -1 = never", minimum=-1
     )

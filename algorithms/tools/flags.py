@@ -256,10 +256,16 @@ class TuneConfig:
     )
     trial_env_steps: int = flag(0, "env steps of a run, after which its return counts", minimum=0)
     trial_seconds: float = flag(0.0, "seconds of a run instead of env steps", minimum=0)
-    trials: int = flag(
-        0, "trials of the study, over all starts; 0 = 40, or any number with tune_for_seconds", minimum=0
+    trials: int | None = flag(
+        None,
+        "trials of the study, over all starts; 0 = 40, or any number with tune_for_seconds; none = as before",
+        minimum=0,
     )
-    tune_for_seconds: float = flag(0.0, "stop searching after this many seconds of this start; 0 = no limit", minimum=0)
+    tune_for_seconds: float | None = flag(
+        None,
+        "stop searching after this many seconds of this start; 0 = no limit; none = as before",
+        minimum=0,
+    )
     parallel: int = flag(0, "runs at a time; 0 = cores", minimum=0)
     seeds: tuple[int, ...] = flag(
         (), "seeds of a trial, one after the other while the trial is among the best; empty = 1,2,3", minimum=0
@@ -350,9 +356,12 @@ def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:
     check_name("name", config.name)
     if not config.seeds:
         raise UsageError("--seeds needs at least one seed")
-    for name in (*parse_train_flags(words), *config.flags_to_try):
+    given = parse_train_flags(words)
+    for name in (*given, *config.flags_to_try):
         if name in LAUNCH_DECIDES:
             raise UsageError(f"{name} is decided by appo launch: leave it out")
+        if name in given and name in config.flags_to_try:
+            raise UsageError(f"{name} is in the grid and behind it: leave it out of one of them")
 
 
 def check_tune(config: TuneConfig, given: Mapping[str, object]) -> None:

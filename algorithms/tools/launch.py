@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from appo.algorithms.run.algorithms import algorithms_with, flag_table
-from appo.algorithms.run.config import algorithm_of, parse_train_flags, resolve
+from appo.algorithms.run.algorithms import algorithms_with
+from appo.algorithms.run.config import flags_on, parse_train_flags, resolve
 from appo.algorithms.run.folder import check_name, is_run
 from appo.algorithms.run.summary import summary
 from appo.algorithms.runtime.processes.prctl import bound_to_us
 from appo.algorithms.tools.comparison.saved_runs import read_each, read_run, sweep_table
 from appo.algorithms.tools.flags import LaunchConfig
-from appo.utils.command_line import flag_text, own_command, say, word_of
+from appo.utils.command_line import flag_text, own_command, say
 from appo.utils.errors import Interrupted, ResourceError, StopNow, UsageError
 from appo.utils.flags import Flag
 from appo.utils.run_folder import RunFolder, append_to_own
@@ -86,7 +86,7 @@ def _train_all(jobs: Sequence[Job], config: LaunchConfig) -> dict[str, int]:
 def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
     """Return all runs, seed by seed, so every setting has an early result (UsageError: wrong flags)."""
     jobs = []
-    flags = flag_table(algorithm_of({name: word_of(words, name) for name in ("algo", "env", "config")})).flags
+    flags = flags_on(words)
     values = {name: _values(name, given, flags) for name, given in config.flags_to_try.items()}
     for seed, chosen in itertools.product(config.seeds, itertools.product(*values.values())):
         setting = dict(zip(values, chosen, strict=True))
@@ -95,7 +95,7 @@ def jobs_of(config: LaunchConfig, words: Sequence[str]) -> list[Job]:
         check_name("experiment", name)
         own = {
             **setting, "seed": str(seed), "experiment": name, "experiments_root": config.name,
-            "train_dir": config.train_dir,
+            "train_dir": config.train_dir, "restart_behavior": "resume",
         }  # fmt: skip
         own_words = (*words, *(f"--{key}={value}" for key, value in own.items()))
         resolve(parse_train_flags(own_words))
@@ -155,6 +155,8 @@ def _values(name: str, given: object, flags: Mapping[str, Flag]) -> list[str]:
     """Return the values of a flag to try, as typed by a user."""
     if name not in flags:
         raise UsageError(f"--grid: unknown flag {shown(name)}{flag_hint(name, flags, algorithms_with, dashes='')}")
+    if given == []:
+        raise UsageError(f"--grid: {name} needs at least one value")
     if isinstance(given, str):
         return [word.strip() for word in given.split(",")]
     return [flag_text(value) for value in (given if isinstance(given, list) else [given])]

@@ -45,7 +45,7 @@ def test_all_combinations_seed_by_seed() -> None:
     ]
     assert jobs[0].words == (
         "train", "--env=CartPole-v1", "--learning_rate=1e-4", "--encoder_mlp_layers=8,8", "--use_rnn=False", "--seed=1",
-        f"--experiment={jobs[0].name}", "--experiments_root=a", "--train_dir=./train_dir",
+        f"--experiment={jobs[0].name}", "--experiments_root=a", "--train_dir=./train_dir", "--restart_behavior=resume",
     )  # fmt: skip
 
 
@@ -53,6 +53,12 @@ def test_a_config_file_names_the_algorithm_of_the_grid() -> None:
     Path("sac.yaml").write_text("algo: SAC\nenv: Pendulum-v1\n")
     jobs = jobs_of(*cli.parse("launch", ["--name=a", "--grid", "target_rate=0.01,0.02", "--", "--config=sac.yaml"]))
     assert [job.words[2] for job in jobs] == ["--target_rate=0.01", "--target_rate=0.02"]
+
+
+def test_the_best_algorithm_has_flags_of_its_own_in_the_grid() -> None:
+    words = ["--env=CartPole-v1", "--algo=auto", "--preset=sample_efficient"]  # PPO, where the minutes' is APPO
+    jobs = jobs_of(*cli.parse("launch", ["--name=a", "--grid", "normalize_advantages=batch,off", "--", *words]))
+    assert len(jobs) == 2
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,8 @@ def test_a_dry_run_prints_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--name=../a"], "is no name for a folder"),
         (["--name=a", "--grid", "gama=1"], "--grid: unknown flag gama; did you mean gamma"),
         (["--name=a", "--grid", "gamma=2"], "--gamma must be at most 1"),
+        (["--name=a", "--grid", "gamma=[]"], "--grid: gamma needs at least one value"),
+        (["--name=a", "--grid", "gamma=0.9", "--", "--gamma=0.8"], "gamma is in the grid and behind it"),
         (["--name=a", "--grid", "seed=2"], "seed is decided by appo launch"),
         (["--name=a", "--", "--experiment=b"], "experiment is decided by appo launch"),
         (["--name=a", "--", "--lerning_rate=1"], "did you mean --learning_rate"),

@@ -106,12 +106,8 @@ def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
     asked = {**given, **{name: value for name in of_study if (value := getattr(config, name))}}
     path = config.folder / STUDY_FILE
     settings = _read_settings(config, asked) if path.exists() else _new_settings(config, given, asked)
-    settings = replace(
-        settings,
-        trials=config.trials or settings.trials,
-        tune_for_seconds=config.tune_for_seconds or settings.tune_for_seconds,
-        confirm_seeds=settings.confirm_seeds if config.confirm_seeds is None else config.confirm_seeds,
-    )
+    limits = {name: getattr(config, name) for name in ("trials", "tune_for_seconds", "confirm_seeds")}
+    settings = replace(settings, **{name: limit for name, limit in limits.items() if limit is not None})
     raise_limit()
     janitor = Janitor()
     janitor.owns_main = True

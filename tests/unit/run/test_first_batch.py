@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.first_batch import FirstBatch, budget_of
+from appo.algorithms.run.first_batch import FirstBatch, budget_of, log_refill
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
@@ -115,6 +115,17 @@ def test_a_budget_that_ends_before_the_first_update_from_a_replay_is_refused() -
     with pytest.raises(UsageError, match=r"=400 ends before the first update, which --learning_starts=100 delays"):
         budget(400, algo="APEX", **own)
     assert budget(401, algo="APEX", **own) == 401
+
+
+def test_a_replay_that_fills_again_is_told_with_what_the_budget_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config.from_flat(FLAGS | {"algo": "APEX", "learning_starts": 100})
+    with caplog.at_level(logging.INFO):
+        for env_steps in (700, 701):
+            log_refill("it fills again", config, env_steps, [{"env_steps": 300}], 4)
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.WARNING, "it fills again; nothing is trained, as the run ends before, at 700 env steps"),
+        (logging.INFO, "it fills again"),
+    ]
 
 
 @pytest.mark.parametrize("flags", [{"sampler_only": True}, {"algo": "BC", "input": ["d"]}])

@@ -358,6 +358,15 @@ def test_a_return_that_was_reached_stays_reached_by_the_same_budget() -> None:
     assert finished_before(config) is None
 
 
+def test_what_was_only_sampled_is_not_trained() -> None:
+    config = started()
+    save(config, 1)
+    budget = Budget.of(config.run, config.sampling, 1).plain()  # that of a start with --sampler_only, too
+    status = {"state": "finished", "reason": "300 steps are collected", "budget": budget, "seconds": 60.0}
+    write_json_atomic(config.run.run_directory / "status.json", status)
+    assert finished_before(config) is None
+
+
 def test_a_run_that_has_had_its_seconds_says_so_until_there_are_more() -> None:
     config = started("--train_for_seconds=50")
     save(config, 600)

@@ -154,6 +154,17 @@ def test_values_per_policy_of_fixed_flags_stay() -> None:
             parse_train([*words, "--per_policy", *given])
 
 
+def test_the_same_command_goes_on_where_a_preset_gives_the_environment_arguments() -> None:
+    words = ["--env=Ant-v5", "--preset=sample_efficient", "--experiment=ant", "--env_kwargs", "healthy_reward=2"]
+    first = parse_train(words)
+    assert first.env.env_kwargs == {"include_cfrc_ext_in_observation": False, "healthy_reward": 2}
+    saved("ant", **first.to_flat())
+    assert parse_train([*words, "--trust"]).env.env_kwargs == first.env.env_kwargs
+    assert parse_train(["--experiment=ant", "--trust"]).env.env_kwargs == first.env.env_kwargs
+    with pytest.raises(UsageError, match=r"cannot change env_kwargs .*healthy_reward=2 -> .*healthy_reward=3"):
+        parse_train([*words[:-1], "healthy_reward=3", "--trust"])
+
+
 def test_values_with_which_a_population_began_stay() -> None:
     saved("pbt", num_policies=2, with_pbt=True, per_policy={"gamma": "0.9,0.99"})
     words = ["--env=Pendulum-v1", "--experiment=pbt", "--trust", "--per_policy"]

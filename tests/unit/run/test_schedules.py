@@ -98,6 +98,9 @@ def test_a_resumed_schedule_logs_where_it_goes_on(caplog: pytest.LogCaptureFixtu
     line = "linear schedules go on at 50.0% of 30 s of training and --train_for_seconds=30: learning_rate 0.001,"
     assert logged(caplog, config, state) == [(logging.INFO, f"{line} ppo_clip_ratio 0.1")]
     assert logged(caplog, flags("--train_for_seconds=30", env="toy/Counter-v0"), state) == []  # all are constant
+    config = flags("--algo=APEX", "--priority_beta_final=1", "--train_for_env_steps=1000", env="toy/Counter-v0")
+    line = "linear schedules go on at 25.0% of --train_for_env_steps=1000: priority_beta 0.55"
+    assert logged(caplog, config, state) == [(logging.INFO, line)]
 
 
 def test_a_schedule_without_a_budget_stays_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,10 +123,14 @@ def test_a_run_that_repeats_follows_no_clock() -> None:
     with pytest.raises(UsageError) as caught:
         flags(*words, "--train_for_seconds=60", env="toy/Counter-v0")
     assert str(caught.value) == (
-        "--lockstep and --deterministic_resume repeat no clock: learning_rate can fall over --train_for_env_steps, not"
-        " over --train_for_seconds"
+        "--lockstep and --deterministic_resume repeat no clock: learning_rate can change over --train_for_env_steps,"
+        " not over --train_for_seconds"
     )
-    with pytest.raises(UsageError, match="repeat no clock: epsilon_decay can fall"):
+    words = ("--lockstep", "--device=cpu", "--algo=APEX", "--priority_beta_final=1", "--train_for_seconds=60")
+    with pytest.raises(UsageError, match="repeat no clock: priority_beta can change over"):
+        flags(*words, env="toy/Counter-v0")
+    flags(*words, "--prioritized_replay=False", env="toy/Counter-v0")
+    with pytest.raises(UsageError, match="repeat no clock: epsilon_decay can change"):
         flags("--algo=PQN", "--lockstep", "--device=cpu", "--train_for_seconds=60", env="toy/Counter-v0")
     both = flags(*words, "--train_for_seconds=60", "--train_for_env_steps=1000", env="toy/Counter-v0")
     assert Budget.of(both.run, both.sampling, 1).progress(250, 50.0) == 0.25
