@@ -195,6 +195,8 @@ class MixedBatches(BatchSource):
         of_batch = self._read_units / (self._read_units + own.valid.shape[1])
         read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_units)
         read.policy_version.fill_(self._version)  # numbers of another run
+        if "weight" in own.recorded:  # relative to the largest weight of the batch: datasets keep their share
+            read.recorded["weight"].fill_(own.recorded["weight"].mean())
         self._own = own.valid.shape[1]
         steps = int(read.valid.sum())
         self._steps, self._read_steps = self._steps + int(own.valid.sum()) + steps, self._read_steps + steps

@@ -25,10 +25,14 @@ def require_choices(algo: str, spec: EnvSpec | None) -> None:
 
 
 def epsilon_of_rows(context: Context) -> Tensor | None:
-    """Return the probability of a random action of every row of the run, see `EpsilonConfig`; None for a player."""
+    """Return the probability of a random action of every row of the run, see `EpsilonConfig`; None for a player.
+
+    Rows whose actions other machines choose have the last probability, which nothing reads.
+    """
     from appo.algorithms.ops.q_learning import epsilon_ladder
 
     if context.arena is None:
         return None
     rows = len(context.arena["Trajectories.group_counts"]) * context.arena["Trajectories.valid"].shape[2]
-    return epsilon_ladder(rows, context.flags.epsilon, context.flags.epsilon_alpha)
+    ladder = epsilon_ladder(context.acting_rows or rows, context.flags.epsilon, context.flags.epsilon_alpha)
+    return ladder[[*range(len(ladder)), *[-1] * (rows - len(ladder))]]

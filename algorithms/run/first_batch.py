@@ -23,10 +23,14 @@ def budget_of(config: Config, frames_per_step: int) -> Budget:
     """Return the budget of a run; refuse one that ends before a replay holds the steps of the first update."""
     own, env_steps = {"learning_starts": getattr(config.learning, "learning_starts", 0)}, config.run.train_for_env_steps
     steps = max(int((own | values)["learning_starts"]) for values in config.per_policy)
+    flag = "train_for_env_steps"
+    if config.run.deterministic_resume and config.run.save_every_env_steps < env_steps:
+        # Each segment between checkpoints begins with an empty replay.
+        flag, env_steps = "save_every_env_steps", config.run.save_every_env_steps
     if config.algorithm.replays and not config.sampling.sampler_only and env_steps <= steps * frames_per_step:
         raise UsageError(
-            f"--train_for_env_steps={env_steps} ends before the first update, which --learning_starts={steps} delays"
-            f" to {steps * frames_per_step:,} env steps: lower --learning_starts, or give a larger budget"
+            f"--{flag}={env_steps} ends before the first update, which --learning_starts={steps} delays"
+            f" to {steps * frames_per_step:,} env steps: lower --learning_starts, or raise --{flag}"
         )
     return Budget.of(config.run, config.sampling, frames_per_step)
 
@@ -52,6 +56,7 @@ class FirstBatch:
         topology: topology of the run.
         policies: numbers of the policies that learn.
         is_looked_at: whether the moment of the warning is over.
+        updates_before: updates of earlier starts, by policy; a replay that fills again makes none of them.
     """
 
     columns: int
@@ -59,10 +64,11 @@ class FirstBatch:
     topology: Topology
     policies: tuple[int, ...]
     is_looked_at: bool = False
+    updates_before: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, config: Config, topology: Topology) -> Self | None:
-        """Return the first batch of a run; None for a run that only samples, or plays no environment."""
+    def of(cls, config: Config, topology: Topology, resumed: Sequence[Mapping[str, Any]] = ()) -> Self | None:
+        """Return the first batch of a start; None for a run that only samples, or plays no environment."""
         learning = tuple(policy for policy in range(topology.num_policies) if policy not in config.frozen)
         if config.sampling.sampler_only or not config.algorithm.needs_actors or not learning:
             return None
@@ -76,13 +82,15 @@ class FirstBatch:
             steps=replayed or columns * topology.rollout,
             topology=topology,
             policies=learning,
+            updates_before=tuple(int(state.get("updates", 0)) for state in resumed) if replayed else (),
         )
 
     def is_trained(self, monitor: Monitor) -> bool:
-        """Return whether any learning policy has been trained, in this start or before."""
-        totals = (monitor.policies[policy].totals for policy in self.policies)
+        """Return whether any learning policy has been trained: in this start or before, from a replay in this start."""
+        before = self.updates_before or (0,) * len(monitor.policies)
+        totals = ((monitor.policies[policy].totals, before[policy]) for policy in self.policies)
         # Samples of a replay (without columns) may still wait for the first update.
-        return any(total["updates"] or (self.columns and total["samples"]) for total in totals)
+        return any(total["updates"] > earlier or (self.columns and total["samples"]) for total, earlier in totals)
 
     def is_full(self, monitor: Monitor) -> bool:
         """Return whether the collected steps fill the batch."""

@@ -289,7 +289,7 @@ class Run:
         runner.population = make_self_play(config, topology, arena, tables[0], monitor, resumed[0]) or make_controller(
             config, exploit_explore, monitor, traits, topology.num_actors
         )
-        self._first_batch = FirstBatch.of(config, topology)
+        self._first_batch = FirstBatch.of(config, topology, resumed)
         stack.callback(say_output, monitor, config)
         stack.callback(log_comparison, monitor, config)
         if evaluator := stack.enter_context(evaluate_beside(config, self.janitor)):

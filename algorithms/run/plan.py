@@ -143,6 +143,7 @@ class RunPlan:
             self.directory,
             c.env.reward_scale,
             c.env.reward_clip,
+            t.acting_rows,
         )
 
     @property

@@ -58,7 +58,7 @@ def log_schedules(learning: Any, budget: Budget, resumed: Sequence[Mapping[str, 
     shares, numbers = budget.shares(max(int(state.get("env_steps", 0)) for state in resumed), 0.0), annealed(learning)
     rising = _rising(learning)
     if getattr(learning, "epsilon_decay", 0) and not shares:
-        log.warning("--epsilon_decay needs --%s or --train_for_seconds; without, one iteration explores", HORIZON)
+        log.warning("--epsilon_decay needs --%s or --train_for_seconds; without, two iterations explore", HORIZON)
     if (kept := numbers | rising) and not shares:
         values = ", ".join(f"{name} stays {value:g}" for name, value in kept.items())
         log.warning("linear schedules need --%s or --train_for_seconds; without a budget %s", HORIZON, values)

@@ -52,6 +52,7 @@ class Context:
         rnn_state_size: H, size of the recurrent state of the network; 0 before the network exists.
         directory: directory of the run; None without a run, as in tuning.
         reward_scale, reward_clip: scale and limit of the rewards for learning, see `EnvConfig`.
+        acting_rows: rows for which policies on this machine act, before rows of other machines; 0: all.
     """
 
     spec: EnvSpec
@@ -69,6 +70,7 @@ class Context:
     directory: Path | None = None
     reward_scale: float = 1.0
     reward_clip: float = 0.0
+    acting_rows: int = 0
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators; 0 without seeds, for parts that are made to be measured."""

@@ -59,6 +59,11 @@ class Topology:
         return self.num_actors * self.groups_per_actor + self.bridged
 
     @property
+    def acting_rows(self) -> int:
+        """Count the rows of the actors on this machine."""
+        return self.num_actors * self.groups_per_actor * self.rows
+
+    @property
     def fillers(self) -> list[Address]:
         """Return the workers that own slots, by number: actors, then the bridge, if any."""
         actors = [Address(ACTOR.name, actor) for actor in range(self.num_actors)]

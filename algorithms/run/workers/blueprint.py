@@ -96,7 +96,7 @@ def _leak_watch(blueprint: RunPlan, generation: int) -> LeakWatch | None:
 
 def _group_plan(blueprint: RunPlan, index: int, generation: int) -> GroupPlan:
     c, t = blueprint.config, blueprint.topology
-    exploring = [blueprint.algorithm.explores(index * t.rows + row, t.num_groups * t.rows) for row in range(t.rows)]
+    exploring = [blueprint.algorithm.explores(index * t.rows + row, t.acting_rows) for row in range(t.rows)]
     return GroupPlan(
         index=index,
         slots=t.slots_of(index),

@@ -11,6 +11,7 @@ from appo.algorithms.apex.config import ApexConfig
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.q_network import build_q_network
 from appo.algorithms.ops.q_learning import unscaled_value
+from appo.algorithms.parts.choices import epsilon_of_rows
 from appo.algorithms.parts.epsilon_greedy import EpsilonGreedyPolicy
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.sac.algorithm import SAC
@@ -45,6 +46,17 @@ def test_rows_explore_as_often_as_the_ladder_says() -> None:
         # One of 12 random actions is the best one; five standard deviations of 6,000 draws.
         assert differs == pytest.approx(epsilon * 11 / 12, abs=5 * (0.25 / ROWS) ** 0.5 if epsilon else 0)
         assert action.dtype == torch.int32
+
+
+def test_the_ladder_ends_with_the_rows_of_this_machine() -> None:
+    """Rows that a bridge fills follow behind; each machine has a ladder of its own."""
+    arena = {"Trajectories.group_counts": torch.zeros(3), "Trajectories.valid": torch.zeros(4, 1, 2)}
+    flags = ApexConfig(epsilon=0.4, epsilon_alpha=7.0)
+    for acting, ladder in ((2, [0.4, 0.4**8]), (0, [0.4 ** (1 + 7 * i / 5) for i in range(6)])):
+        context = Context(SPEC, flags, config_of(), "fp32", "cpu", arena=arena, acting_rows=acting)  # type: ignore[arg-type]
+        found = epsilon_of_rows(context)
+        assert found is not None
+        assert found.tolist() == pytest.approx([*ladder, *[ladder[-1]] * (6 - len(ladder))])
 
 
 def test_players_and_who_asks_for_it_act_greedily() -> None:

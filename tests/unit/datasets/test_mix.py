@@ -349,6 +349,28 @@ class Ledger:
         return {"used": self.used}
 
 
+def test_steps_that_are_read_have_the_mean_weight_of_those_that_are_drawn(tmp_path: Path) -> None:
+    """Weights are relative to the largest of the batch: with weight 1 datasets would dominate the loss."""
+    written(tmp_path / "zero", episodes((9,) * 8))
+    plain = ShuffledReader(open_dataset([str(tmp_path / "zero")]), 0, 2, columns_of(2, 1, 0)).read(0, 8)
+    played, read = (
+        replace(plain, recorded={**plain.recorded, "weight": torch.full((2, 8), weight)}) for weight in (0.25, 1.0)
+    )
+    source = Played(played)
+    mixed = MixedBatches(
+        cast(BatchSource, source),
+        lambda samples, units: read.columns(slice(0, units)),
+        Mix(0.5, ((("a",), 0.5),)),
+        8,
+        cast(LearnerLedger, Ledger()),
+        units=1,
+        resize=source.resize,
+    )
+    batch = mixed.take()
+    assert batch is not None
+    assert batch.recorded["weight"].unique().tolist() == [0.25]
+
+
 def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -> None:
     written(tmp_path / "a", [replace(one, reward=one.reward + 1000) for one in episodes(LENGTHS)])
     written(tmp_path / "zero", [replace(one, reward=0 * one.reward) for one in episodes((9,) * 8)])

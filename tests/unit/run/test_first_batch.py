@@ -90,6 +90,17 @@ def test_where_a_batch_is_full_or_was_nothing_is_said(watched: Watched, caplog: 
     assert said(watched, caplog) == []
 
 
+def test_updates_of_earlier_starts_do_not_count_where_a_replay_fills_again() -> None:
+    config, topology = (
+        Config.from_flat(FLAGS | {"algo": "APEX", "learning_starts": 100}),
+        Topology("local", 2, 1, 2, 1, 1, 8, 32),
+    )
+    first = FirstBatch.of(config, topology, [{"updates": 3}])
+    assert first is not None
+    assert not first.is_trained(Watched(totals={"updates": 3}))  # type: ignore[arg-type]
+    assert first.is_trained(Watched(totals={"updates": 4}))  # type: ignore[arg-type]
+
+
 def test_policies_together_and_replays_need_what_they_need(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = said(Watched(stepped=1, whole=1), caplog, num_policies=2)
     assert "1 step is collected, 8 rollouts of 32 steps are whole, and a batch takes 64 of those (2,048 steps)" in line
@@ -115,6 +126,12 @@ def test_a_budget_that_ends_before_the_first_update_from_a_replay_is_refused() -
     with pytest.raises(UsageError, match=r"=400 ends before the first update, which --learning_starts=100 delays"):
         budget(400, algo="APEX", **own)
     assert budget(401, algo="APEX", **own) == 401
+    parts = {"deterministic_resume": True, "save_every_env_steps": 400}
+    with pytest.raises(
+        UsageError, match=r"--save_every_env_steps=400 ends before the first update, .* or raise --save"
+    ):
+        budget(1000, algo="APEX", **parts)
+    assert budget(1000, algo="APEX", **parts | {"save_every_env_steps": 401}) == 1000
 
 
 def test_a_replay_that_fills_again_is_told_with_what_the_budget_leaves(caplog: pytest.LogCaptureFixture) -> None:

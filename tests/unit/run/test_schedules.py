@@ -113,7 +113,7 @@ def test_a_schedule_without_a_budget_stays_and_says_so(caplog: pytest.LogCapture
     config = flags("--algo=APEX", "--priority_beta_final=1", "--train_for_env_steps=1000", env="toy/Counter-v0")
     assert logged(caplog, config, {}) == []
     config = flags("--algo=PQN", "--lr_schedule=constant", env="toy/Counter-v0")
-    line = "--epsilon_decay needs --train_for_env_steps or --train_for_seconds; without, one iteration explores"
+    line = "--epsilon_decay needs --train_for_env_steps or --train_for_seconds; without, two iterations explore"
     assert logged(caplog, config, {}) == [(logging.WARNING, line)]
     assert logged(caplog, flags("--algo=PQN", "--epsilon_decay=0", env="toy/Counter-v0"), {}) == []
 
