@@ -89,8 +89,7 @@ def load_run(folder: RunFolder, config: EvaluationConfig, needed: Collection[str
         raise UsageError(f"run {name} is of {shown(saved.env.env)}, not of --env={shown(config.env)}")
     if config.policy_index >= saved.sampling.num_policies:
         raise UsageError(
-            f"--policy_index={config.policy_index}: run {name} has {saved.sampling.num_policies} policies, "
-            "counted from 0"
+            f"policy {config.policy_index}: run {name} has {saved.sampling.num_policies} policies, counted from 0"
         )
     check_size(saved.model_of(config.policy_index))
     if (loaded := _load_checkpoint(folder, config, saved.run.save_best_metric, reading.limit)) is None:

@@ -108,6 +108,8 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
     """Return the spent share of the budget in the status, else of the env steps in the flags."""
+    if (share := number_of(status.get("share"))) is not None:
+        return share
     policies = number_of(config.get("num_policies")) or 1
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
     limits = {**budget, "env_steps": number_of(budget.get("env_steps")) or config.get("train_for_env_steps")}
@@ -125,9 +127,12 @@ def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int 
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the mean return of every policy: from the status, which is written often, else from the last report."""
-    means = status.get("return_mean")
-    for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in last]):
+    """Return the mean return of policies that learn: from the status, which is written often, else the last report."""
+    means, frozen = status.get("return_mean"), {one.get("policy") for one in last if one.get("env_steps") == 0}
+    learning = [one for one in last if one.get("policy") not in frozen] or last
+    if isinstance(means, list) and len(frozen) < len(means):
+        means = [mean for policy, mean in enumerate(means) if policy not in frozen]
+    for values in (means if isinstance(means, list) else [], [record.get(RETURN) for record in learning]):
         if known := [number for value in values if (number := number_of(value)) is not None]:
             return known
     return []

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from appo.envs.spaces import NO_BOUND, Space, allowed_by, described
-from appo.envs.spec import SINGLE_KEY, Array
+from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array
 from appo.utils.errors import UsageError
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def _same(value: Any) -> Any:
 def _pad(own: Space, common: Space) -> Translation:
     """Put observations of an agent's own space into the common space; the writer of rows reports errors."""
     if isinstance(own, spaces.Dict) and isinstance(common, spaces.Dict):
-        pads = {key: _pad(part, common[key]) for key, part in own.spaces.items()}
+        pads = {key: (_pad_mask if key == MASK_KEY else _pad)(part, common[key]) for key, part in own.spaces.items()}
         return lambda shown: (
             {key: pads[key](part) for key, part in shown.items()}
             if isinstance(shown, dict) and shown.keys() == pads.keys()
@@ -195,6 +195,14 @@ def _pad(own: Space, common: Space) -> Translation:
         return _same
     own_shape, shape = own.shape, common.shape
     return lambda shown: _filled(np.asarray(shown), shape) if np.shape(shown) == own_shape else shown
+
+
+def _pad_mask(own: Space, common: Space) -> Translation:
+    """Put masks of an agent's own choices into the common space; choices that the agent lacks are forbidden."""
+    if not (isinstance(own, spaces.Box) and isinstance(common, spaces.Box) and own.shape < common.shape):
+        return _pad(own, common)
+    own_shape, lowest = own.shape, common.low[own.shape[0] :]  # 0, or very low for masks that are added to logits
+    return lambda shown: np.concatenate([shown, lowest]) if np.shape(shown) == own_shape else shown
 
 
 def _translation(own: Space, mapped: Array | None) -> Translation:

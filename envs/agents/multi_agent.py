@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from appo.envs.conversion import require_info
-from appo.envs.infos import ACTIVE_KEY, InfoReader
+from appo.envs.infos import InfoReader
 from appo.envs.journal import NOBODY
 from appo.envs.loop.env_set import Begun, SingleEnv
 from appo.envs.loop.python_loop import PythonLoop
@@ -133,6 +133,7 @@ class MultiAgentLoop(PythonLoop):
             if self._write_agent(roster, agent, said, row, at):
                 last_row = at
                 if stats := self.infos.stats(at, said.infos[agent]):
+                    stats.stats.pop(TEAM_RETURN, None)  # a name of ours, which says that the game is over
                     reports[at] = stats.stats
         if roster.over:
             self._ended[index] = True
@@ -163,9 +164,10 @@ class MultiAgentLoop(PythonLoop):
     def _show(self, index: int, obs: dict[str, Array], begun: Begun) -> None:
         """Write the first observations of an episode."""
         observations, infos = self._begun(begun)
-        self._rosters[index].begin(infos)
-        self._rosters[index].cut = bool(self.cut[self._rows(index).start])
-        for agent, plays in enumerate(self._rosters[index].playing):
+        roster = self._rosters[index]
+        if not self.cut[self._rows(index).start]:  # else who has ended during the walk must not seem to begin here
+            roster.begin(infos)
+        for agent, plays in enumerate(roster.playing):
             at = self._rows(index).start + agent
             if plays:
                 self._observe(obs, at, observations[agent], infos[agent])
@@ -229,9 +231,9 @@ class MultiAgentLoop(PythonLoop):
             if roster.over:
                 observations, infos = self._begun(self._envs.begin(index, None))
                 roster.begin(infos)
-        self.cut[self._rows(index)] = walked
-        # Who has ended during the walk must not seem to begin here.
-        return observations, [{**i, ACTIVE_KEY: plays} for i, plays in zip(infos, roster.playing, strict=True)]
+        self.cut[self._rows(index)] = roster.cut = walked
+        self._rosters[index] = roster
+        return observations, infos
 
     def _begun(self, begun: Any) -> tuple[Sequence[Any], Infos]:
         """First observations and infos, an entry per agent."""

@@ -30,7 +30,7 @@ class Point(NamedTuple):
 
 
 def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
-    """Read the curve of a run, without training that a crash lost; of several policies the curve with the best end.
+    """Read the curve of a run, without training that a crash lost; of policies that learn the curve with the best end.
 
     Raises:
         UsageError: the metrics cannot be read.
@@ -40,7 +40,7 @@ def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
         value, env_steps, seconds = (record.get(name) for name in (tag, *PLACE[1:]))
         if is_number(value) and is_number(env_steps) and is_number(seconds):
             curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))
-    return max(curves.values(), key=lambda curve: curve[-1].value, default=[])
+    return max(curves.values(), key=lambda curve: (curve[-1].env_steps > 0, curve[-1].value), default=[])
 
 
 def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:
@@ -97,7 +97,7 @@ class Trace:
         return means[1:]
 
 
-TRACED = ("policy", "elapsed_seconds", RETURN)
+TRACED = ("policy", "elapsed_seconds", RETURN, "env_steps")
 """Names that `ReturnTraces` reads from a record."""
 
 
@@ -106,15 +106,19 @@ class ReturnTraces:
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._traces: dict[object, Trace] = {}
+        self._learning = set[object]()
         for record in records:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of metrics.jsonl, which may be damaged."""
-        policy, seconds, value = (record.get(name) for name in TRACED)
+        policy, seconds, value, env_steps = (record.get(name) for name in TRACED)
+        if is_number(env_steps) and env_steps > 0:
+            self._learning.add(policy)
         if is_number(policy) and is_number(seconds) and is_number(value):
             self._traces.setdefault(policy, Trace()).add(seconds, value)
 
     def best(self) -> Trace:
-        """Return the trace of the policy with the best newest value."""
-        return max(self._traces.values(), key=lambda trace: trace.last, default=Trace())
+        """Return the trace of the policy with the best newest value, a frozen one only if none learns."""
+        learning = [trace for policy, trace in self._traces.items() if policy in self._learning]
+        return max(learning or self._traces.values(), key=lambda trace: trace.last, default=Trace())

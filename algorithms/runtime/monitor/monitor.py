@@ -282,7 +282,7 @@ class Monitor:
     def status(self) -> dict[str, object]:
         """Return the entries of status.json: the overview, totals, returns and processes beside training."""
         now = time.monotonic()
-        means = [p.episode_return.mean for p in self.policies if p.episodes]
+        means = [p.episode_return.mean if p.episodes else math.nan for p in self.policies]
         return {
             **self.overview(now).plain(),
             "seconds": round(now - self.started, 3),  # since the start

@@ -15,7 +15,7 @@ from appo.envs.loop.env_set import OnFailure
 from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group
 from appo.envs.spaces import find_out_agents, num_agents_of
-from appo.envs.spec import MASK_KEY, TEAM_RETURN
+from appo.envs.spec import MASK_KEY, TEAM_RETURN, step_row
 from appo.envs.toys.agents import Pair, RockPaperScissors, Shifts, shift_of, shift_reward
 from appo.envs.toys.toy import Counter
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch, UsageError
@@ -407,6 +407,19 @@ def test_rock_paper_scissors() -> None:
         assert rewards == [expected, -expected]
         assert (terminated, truncated) == ([False] * 2, [False] * 2)
         assert game.step([first, second])[2] == [True] * 2
+
+
+def test_who_ended_during_the_random_steps_counts_for_the_end_of_the_environment() -> None:
+    """Else an environment whose others end later would wait for ever."""
+    loop = loop_over([Shifts] * 32, name="shifts", decorrelate_steps=128, seed=(1, 2))
+    row = step_row(loop.spec, loop.num_rows)
+    loop.reset(list(range(32)), row.obs)
+    played = np.zeros(32, np.bool_)
+    for step in range(300):
+        loop.step(np.zeros((loop.num_rows, 1), loop.spec.action.dtype), row)
+        if step > 200:
+            played |= (~row.first).reshape(32, -1).any(axis=1)
+    assert played.all()
 
 
 # --- an attribute that others have too

@@ -301,6 +301,19 @@ BOX2, BOX3 = (spaces.Box(-1.0, 1.0, (n,), np.float32) for n in (2, 3))
 IMAGE = spaces.Box(0, 255, (4, 4, 3), np.uint8)
 
 
+@pytest.mark.parametrize(("low", "high", "dtype"), [(-1e9, 0, np.float32), (0, 1, np.int8)])
+def test_masks_forbid_the_choices_that_an_agent_lacks(low: float, high: int, dtype: Any) -> None:
+    """Masks of 0 and 1, and masks that are added to logits."""
+    own = [
+        spaces.Dict({"observation": BOX2, MASK_KEY: spaces.Box(dtype(low), dtype(high), (size,), dtype)})
+        for size in (3, 2)
+    ]
+    both = common(own[0], own[1], (spaces.Discrete(3), spaces.Discrete(2)))
+    shown = both.observation(1, {"observation": np.zeros(2, np.float32), MASK_KEY: np.full(2, high, dtype)})
+    assert shown[MASK_KEY].tolist() == [high, high, dtype(low)]
+    assert both.observation_space[MASK_KEY].contains(shown[MASK_KEY].astype(dtype))
+
+
 def common(
     first: Any, second: Any, actions: tuple[Any, Any] = (spaces.Discrete(2), spaces.Discrete(2))
 ) -> CommonSpaces:
