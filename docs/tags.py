@@ -58,7 +58,7 @@ SECTIONS: dict[str, Section] = {
         "perf/samples_per_second": "samples learned from per second, over ten seconds",
         "perf/collected_per_second": "steps per second of all actors and policies, trained on or not",
         "perf/limit_samples_per_second": "speed of the machine with the environment and network if no core idled",
-        "perf/limit_ratio": "`perf/samples_per_second` as a share of `perf/limit_samples_per_second`",
+        "perf/limit_ratio": "samples per second of all policies together as a share of `perf/limit_samples_per_second`",
         "perf/busy_cores": "CPU time per second",
         "perf/machine_cpu_percent": "CPU time in use on the whole machine, by all programs, since the last record",
         "perf/machine_memory_percent": "memory in use on the whole machine",
