@@ -42,6 +42,7 @@ from appo.algorithms.run.schedules import log_schedules
 from appo.algorithms.run.tuning.choice import choose, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.run.workers.blueprint import Blueprint
+from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.callbacks import Callbacks, find_callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.algorithms.runtime.custom_summaries import CustomSummaries
@@ -271,7 +272,13 @@ class Run:
 
         # What listens to the workers, and the workers.
         kind = config.algorithm
-        machine = Machine(core_time(), self.device == "cuda", config.takes_turns, kind.needs_actors, kind.replays)
+        machine = Machine(
+            core_time() / (self.rank.local_size if self.rank else 1),
+            self.device == "cuda",
+            config.takes_turns,
+            kind.needs_actors,
+            kind.replays,
+        )
         monitor = make_monitor(config, self.callbacks, resumed, budget, machine)
         start_tracking(monitor, whole, seed, self.janitor)
         self.status.counters, self.status.budget = monitor.status, budget.plain()
@@ -284,7 +291,9 @@ class Run:
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
         if kind.synchronous and not config.takes_turns:
             log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
-        self.runner = runner = Runner(workers, monitor, checkpointing, budget, self.signals, self.status, segments)
+        self.runner = runner = Runner(
+            workers, monitor, checkpointing, self._limits(budget), self.signals, self.status, segments
+        )
         runner.has_lost_files = self.upkeep.belongings.newly_lost
         runner.population = make_self_play(config, topology, arena, tables[0], monitor, resumed[0]) or make_controller(
             config, exploit_explore, monitor, traits, topology.num_actors
@@ -305,6 +314,10 @@ class Run:
     def _is_further(self) -> bool:
         """Return whether the run is a rank other than 0, whose folder and end belong to rank 0."""
         return self.rank is not None and self.rank.number > 0
+
+    def _limits(self, budget: Budget) -> Budget:
+        """Return the budget at which this start ends: that of env steps alone in a rank whose end rank 0 decides."""
+        return replace(budget, seconds=math.inf, benchmark=False) if self._is_further else budget
 
     def _place(self) -> None:
         """Choose device and placement, at first and once an environment without a preset has shown its images."""

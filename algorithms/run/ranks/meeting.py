@@ -71,7 +71,7 @@ def share_of(config: Config, rank: Rank | None) -> Config:
         config.algorithm.check(shared, None)
     except UsageError as error:
         raise UsageError(f"--num_learners={size} divides --batch_size={flags.batch_size}, and then: {error}") from None
-    return replace(config, learning=shared)
+    return replace(config, learning=shared, run=replace(config.run, device=config.device))  # that of a whole batch
 
 
 def announce(config: Config, rank: Rank, finished: str | None) -> Config:

@@ -120,7 +120,7 @@ class TrainingPlan:
 SAVED_COUNTS = ("env_steps", "samples", "discarded", "used")
 
 
-def _saved_counts(state: LearnerState) -> dict[str, int]:
+def saved_counts(state: LearnerState) -> dict[str, int]:
     """Return the counts in a state; one saved before steps could be used more than once has used each once."""
     return {name: int(state.meta.get(name, state.meta["samples"])) for name in SAVED_COUNTS}
 
@@ -177,7 +177,7 @@ class LearnerWorker:
         self.stopped = self._refused = False  # refused: whether the latest state was not finite
         if (state := block.read()) is not None:
             learner.restore(state)
-            self.totals |= _saved_counts(state)
+            self.totals |= saved_counts(state)
         if state is not None or ring.published:
             # Weights of another run begin like new ones: no step of this run was acted with them.
             before = max(learner.version * (state is not None), ring.published)
@@ -333,7 +333,7 @@ class LearnerWorker:
         state = self.block.read()
         assert state is not None  # written before the first batch
         log.warning("%s: back to the state of %d env steps", reason, state.meta["env_steps"])
-        self.totals["lost"] += self.of_all["used"] - _saved_counts(state)["used"]
+        self.totals["lost"] += self.of_all["used"] - saved_counts(state)["used"]
         self.go_on_from(state)
 
     def go_on_from(self, state: LearnerState) -> None:

@@ -329,8 +329,9 @@ class RankGroup:
             return
         told = json.loads(self._ask(lambda: self.store.get(key)))  # the leader set the key before
         self._table, self._done = np.array(told["table"]), told["done"] + 1
-        found = whole.cpu().numpy()
-        if not np.array_equal(found, own):
+        found, counts = whole.cpu().numpy(), np.array([member.totals[name] for name in COUNTED])
+        # Equal weights may come with more counts than this learner, a replacement, has.
+        if not np.array_equal(found, own) or (self._table[self.rank.number] > counts + self._offset).any():
             parts = np.split(found, np.cumsum([vector.nbytes for vector in state.vectors.values()])[:-1])
             for vector, part in zip(state.vectors.values(), parts, strict=True):
                 vector[...] = part.view(vector.dtype).reshape(vector.shape)

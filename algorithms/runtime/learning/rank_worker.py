@@ -10,11 +10,11 @@ import torch
 from appo.algorithms.runtime.budget import OVER
 from appo.algorithms.runtime.learning.batches import Batch, BatchSource, Feedback, GroupBroken
 from appo.algorithms.runtime.learning.learner_worker import (
-    SAVED_COUNTS,
     Learner,
     LearnerMemory,
     LearnerWorker,
     TrainingPlan,
+    saved_counts,
 )
 from appo.algorithms.runtime.learning.rank_group import RankGroup
 from appo.algorithms.runtime.messages import Address, Message, Stop
@@ -51,7 +51,7 @@ class RankLearnerWorker(LearnerWorker):
     ) -> None:
         self.group, self.alone = group, alone
         state = memory.block.read()
-        self.known = {} if state is None else {name: int(state.meta[name]) for name in SAVED_COUNTS}
+        self.known = {} if state is None else saved_counts(state)
         self._looked = 0.0
         self._held: Batch | None = None
         self._empty: Batch | None = None
@@ -104,7 +104,7 @@ class RankLearnerWorker(LearnerWorker):
             yield from self._round(batch)
         else:
             self._looked = time.monotonic()
-            if self.alone:
+            if self.alone or batch is not None:  # a late rank may need the core
                 time.sleep(NAP_SECONDS)
 
     def _round(self, batch: Batch | None) -> Iterator[Message]:

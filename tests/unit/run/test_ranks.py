@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.folder import journal
 from appo.algorithms.run.machines.ray_wire import share_of_cores
+from appo.algorithms.run.main import Run
 from appo.algorithms.run.plan import RunPlan
 from appo.algorithms.run.ranks import launch
 from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, given_ranks, share_of
@@ -121,7 +123,7 @@ def test_a_rank_takes_its_share(algo: str, words: list[str], expected: dict[str,
     shared = share_of(config, PLACE)
     assert {name: getattr(shared.learning, name) for name in expected} == expected
     assert share_of(config, None) is config
-    assert replace(shared, learning=config.learning) == config
+    assert replace(shared, learning=config.learning, run=config.run) == config
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,20 @@ def test_the_goal_of_a_return_is_rank_0s_alone() -> None:
     assert (first.run.train_until_return, first.run.train_for_env_steps) == (400.0, 5000)
     assert (followed.run.train_until_return, followed.run.train_for_env_steps) == (None, 5000)
     del store
+
+
+def test_the_clock_of_rank_0_ends_all() -> None:
+    budget = Budget(1000, seconds=8.0, benchmark=True)
+    assert Run._limits(SimpleNamespace(_is_further=False), budget) is budget  # type: ignore[arg-type]
+    assert Run._limits(SimpleNamespace(_is_further=True), budget) == Budget(1000)  # type: ignore[arg-type]
+
+
+def test_a_share_of_a_batch_stays_on_the_device_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Config, "device", property(lambda config: "cuda" if config.learning.batch_size == 256 else "cpu")
+    )
+    config = Config.from_flat({"env": "Pendulum-v1", "algo": "SAC", "batch_size": 256})
+    assert share_of(config, Rank(1, 2)).run.device == "cuda"
 
 
 def test_a_restarted_rank_0_keeps_the_budget_of_the_preset() -> None:
