@@ -255,3 +255,33 @@ def test_a_store_that_nobody_keeps_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rank_store, "FIND_SECONDS", 0.0)
     with pytest.raises(UsageError, match=r"rank 1: nothing answers at MASTER_ADDR=127.0.0.1 MASTER_PORT=9: "):
         rank_store.client_of(Rank(1, 2, port=9), "x")
+
+
+def test_a_replaced_learner_of_a_restarted_rank_keeps_the_counts_of_all() -> None:
+    """Its weights may equal the leader's: the saved state is of the last update."""
+    ranks = Ranks(2)
+    ranks.form([0, 1])
+
+    def replaced(member: FakeMember) -> None:
+        """Rank 1 has ended and is replaced, after an update of both."""
+        ranks.groups[1]._close()
+        with pytest.raises(GroupBroken) as broken:
+            ranks.sum([0])
+        ranks.groups[0].broken(broken.value)
+        ranks.members[1], ranks.groups[1] = member, ranks.new(1)
+        ranks.form([0, 1])
+
+    def trained(steps: int) -> int:
+        for member in ranks.members:
+            count(member, steps)
+        ranks.round([0, 1])
+        return ranks.groups[0].totals["env_steps"]
+
+    assert trained(1000) == 2000
+    ranks.members[0].learner = FakeLearner(2.0, 5)
+    replaced(FakeMember(FakeLearner(1.0)))  # the rank itself
+    assert trained(10) == 2020
+    counted = FakeMember(FakeLearner(2.0, 5), known=dict.fromkeys(COUNTED, 2020))
+    count(counted, 10)
+    replaced(counted)  # its learner alone
+    assert trained(10) == 2040
