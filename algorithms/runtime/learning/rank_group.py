@@ -91,7 +91,7 @@ class RankGroup:
         self._epoch, self._members = 0, tuple[int, ...]()  # of the last epoch with this learner
         self._whom = set[str]()  # the same with pids
         self._group: Any = None
-        self._stands = self._leads = self._wanted = False
+        self._stands = self._leads = self._wanted = self._is_nccl = False
         self._announced, self._since = 0, 0.0  # epoch, and since when
         self._awaits_since = 0.0  # the last of these times at which missing ranks were named
         self._done = self._round = 0  # collectives since the first epoch; rounds of this one
@@ -241,7 +241,7 @@ class RankGroup:
         while self._has(f"{epoch}/members"):
             epoch += 1
         words = {"updates": member.learner.updates, "done": self._done + self._leads}
-        words |= {"pid": os.getpid(), "host": socket.gethostname()}
+        words |= {"pid": os.getpid(), "host": socket.gethostname(), "nccl": self._has_nccl}
         self._ask(lambda: self.store.set(f"{epoch}/{self.rank.number}", json.dumps(words)))
         self._ask(lambda: self.store.set(f"{epoch}/wanted", "1"))
         self._announced, self._since = epoch, now
@@ -260,7 +260,8 @@ class RankGroup:
         words = {one: json.loads(self._ask(lambda one=one: self.store.get(f"{epoch}/{one}"))) for one in came}  # type: ignore[misc]
         leader = max(came, key=lambda one: (words[one]["updates"], words[one]["done"], -one))
         whom = {one: f"{one} (pid {words[one]['pid']} on {words[one]['host']})" for one in came}
-        decision = json.dumps({"members": came, "leader": leader, "whom": whom})
+        nccl = all(words[one]["nccl"] for one in came)
+        decision = json.dumps({"members": came, "leader": leader, "whom": whom, "nccl": nccl})
         self._ask(lambda: self.store.compare_set(f"{epoch}/members", "", decision))
         return True
 
@@ -268,6 +269,7 @@ class RankGroup:
         """Connect the members of an epoch, and take over the state of the leader (GroupBroken)."""
         members, leader = tuple(decision["members"]), int(decision["leader"])
         self._epoch, self._members, self._round, self._looked = epoch, members, 0, time.monotonic()
+        self._is_nccl = bool(decision["nccl"])
         self._ask(lambda: self.store.compare_set(f"{epoch}/round", "", "0 0"))  # a quicker member may be in a round
         if len(members) > 1:
             self._group = self._connect(PrefixStore(f"{epoch}", self.store), members.index(self.rank.number))
@@ -305,8 +307,8 @@ class RankGroup:
             raise GroupBroken(_cause(error)) from None
 
     @property
-    def _is_nccl(self) -> bool:
-        """Return whether every rank of this machine has a GPU of its own, as NCCL requires."""
+    def _has_nccl(self) -> bool:
+        """Return whether every rank of this machine has a GPU of its own, as NCCL requires of all members."""
         return self.device.type == "cuda" and dist.is_nccl_available() and not os.environ.get(SHARED_GPU)
 
     def _take_over(self, leader: int, member: Member) -> None:
