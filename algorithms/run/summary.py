@@ -108,9 +108,11 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
     """Return the spent share of the budget in the status, else of the env steps in the flags."""
-    if (share := number_of(status.get("share"))) is not None:
-        return share
-    policies = number_of(config.get("num_policies")) or 1
+    if config.get("sampler_only"):
+        return number_of(status.get("share"))
+    named = (config.get(name) for name in ("policies_to_train", "frozen_policies"))
+    chosen, frozen = ({one for one in x if isinstance(one, int)} if isinstance(x, list) else set() for x in named)
+    policies = max(1, len(chosen - frozen) if chosen else (number_of(config.get("num_policies")) or 1) - len(frozen))
     totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
     limits = {**budget, "env_steps": number_of(budget.get("env_steps")) or config.get("train_for_env_steps")}
     used = {

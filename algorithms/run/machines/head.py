@@ -72,7 +72,8 @@ class HeadBlueprint(Blueprint):
         }
         wake, limit = plan.links.bells[plan.name].ring, config.sampling.reset_timeout_seconds
         published = ring, LearnerLedger(packing.trajectories, 0)
-        wire = RayWire(self.cluster, request, user_modules(config), published, wake, limit, self.rank)
+        wire = RayWire(self.cluster, request, user_modules(config), published, wake, self.rank)
+        wire.gather(limit, must=plan.generation == 0)
         slots = range(t.slots_of(groups.start).start, t.slots_of(groups.stop - 1).stop)
         draw = seed_of(seeds.spawn(1)[0])
         return BridgeWorker(

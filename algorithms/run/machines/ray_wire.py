@@ -78,12 +78,12 @@ class Link:
 class RayWire:
     """All actor machines of a cluster, see `Wire`. The Ray actors end with the process of the bridge.
 
-    A machine has `patience_seconds` to make the environment. `wake` wakes the bridge, from any thread; each machine
-    gets `actors` and `seed` in the `request` of `Machine.prepare`, and the env steps in the `ledger` of the learner.
+    `wake` wakes the bridge, from any thread; each machine gets `actors` and `seed` in the `request` of
+    `Machine.prepare`, and the env steps in the `ledger` of the learner. `gather` prepares the machines.
     Several learners of a policy divide the cores of each machine: `rank` is the place of this learner.
 
     Raises:
-        UsageError: no cluster answers, or a machine lacks a package or has another environment.
+        UsageError: no cluster answers.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class RayWire:
         modules: list[str],
         published: tuple[WeightRing, LearnerLedger],
         wake: Callable[[], None],
-        patience_seconds: float,
         rank: Rank | None,
     ) -> None:
         self.cluster, self.request, self.wake, self.rank = cluster, request, wake, rank
@@ -107,7 +106,6 @@ class RayWire:
         self.ray = connect(cluster, modules)
         while not self.ring.published:  # the learner starts at the same time
             time.sleep(0.01)
-        self._gather(time.monotonic() + patience_seconds + PREPARE_SECONDS)
 
     def begin(self) -> None:
         """Ask all machines for packets, and log their number."""
@@ -186,12 +184,17 @@ class RayWire:
         self.links.clear()
         self.ray.shutdown()
 
-    def _gather(self, deadline: float) -> None:
+    def gather(self, patience_seconds: float, *, must: bool) -> None:
         """Prepare all machines of the cluster at once; return when each is ready or has failed.
 
+        Args:
+            patience_seconds: time to make the environment.
+            must: whether an unfit machine ends the run, at the start; later the run goes on without the machine.
+
         Raises:
-            UsageError: a machine lacks something.
+            UsageError: a machine must be fit and lacks a package, or has another environment.
         """
+        deadline = time.monotonic() + patience_seconds + PREPARE_SECONDS
         for node, name, cores in self._free_nodes(time.monotonic()):
             self._join(node, name, cores)
         waiting = dict(self.links)
@@ -200,8 +203,8 @@ class RayWire:
                 number, _, future = self._inbox.popleft()
                 link, error = waiting.pop(number), future.exception()
                 if error is None:
-                    self._note_ready(link, future.result(), must=True)
-                elif MISSING in (why := cause_of(error)):
+                    self._note_ready(link, future.result(), must=must)
+                elif MISSING in (why := cause_of(error)) and must:
                     raise UsageError(f"machine {link.name}: {why}")
                 else:  # died, which may be chance
                     self._lose(link, why)

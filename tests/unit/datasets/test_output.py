@@ -151,7 +151,7 @@ def test_a_successor_counts_what_the_one_before_has_lost(world: World) -> None:
     assert totals["dropped_episodes"] == 2 * R  # those that had ended, and those that then began
     assert totals["dropped_steps"] == R * (3 + T)
     assert list(world.folder.glob("part-*")) == []
-    check_output(world.config, SPEC, "w", ())
+    check_output(world.config, SPEC, "w", ("log_prob",))
     assert list(world.folder.iterdir()) == []  # what was open is gone
 
 

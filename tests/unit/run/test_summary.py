@@ -152,6 +152,11 @@ def test_policies_are_taken_together(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "a", config=flags(num_policies=2), status={"state": "failed"}, metrics=both)
     run = found(directory)
     assert (run.env_steps, run.share, run.best_return, run.last_return) == (600, 0.3, 7.0, 4.0)
+    one_learns = flags(num_policies=2, frozen_policies=[0])
+    directory = write_run(tmp_path / "b", config=one_learns, status={"state": "failed"}, metrics=both)
+    assert found(directory).share == 0.6
+    sampled = flags(num_policies=2, sampler_only=True)
+    assert found(write_run(tmp_path / "c", config=sampled, status={"state": "failed", "share": 0.9})).share == 0.9
     keep_best(directory, 6.0, policy=0)
     keep_best(directory, 6.5, policy=1)
     assert found(directory).best_return == 6.5
