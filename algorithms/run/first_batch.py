@@ -147,7 +147,10 @@ class FirstBatch:
                 log.warning("nothing is trained: %s", full if self.is_full(monitor) else lacks)
             return
         full = "a batch is full, and training on it takes longer"
-        raise NothingTrained(f"{reason}, and nothing is trained: {full if self.is_full(monitor) else lacks}")
+        text = f"{reason}, and nothing is trained: {full if self.is_full(monitor) else lacks}"
+        if not any(self.updates_before):
+            raise NothingTrained(text)
+        log.warning("%s", text)  # in this start alone: what earlier starts have trained is kept
 
     def _whole(self, monitor: Monitor) -> int:
         return self.topology.rows * sum(totals.get("trajectories", 0) for totals in monitor.workers.values())

@@ -113,10 +113,10 @@ class ReturnTraces:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of metrics.jsonl, which may be damaged."""
         policy, seconds, value, env_steps = (record.get(name) for name in TRACED)
-        if is_number(env_steps) and env_steps > 0:
-            self._learning.add(policy)
         if is_number(policy) and is_number(seconds) and is_number(value):
             self._traces.setdefault(policy, Trace()).add(seconds, value)
+            if is_number(env_steps) and env_steps > 0:
+                self._learning.add(policy)
 
     def best(self) -> Trace:
         """Return the trace of the policy with the best newest value, a frozen one only if none learns."""

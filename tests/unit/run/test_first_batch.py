@@ -90,7 +90,7 @@ def test_where_a_batch_is_full_or_was_nothing_is_said(watched: Watched, caplog: 
     assert said(watched, caplog) == []
 
 
-def test_updates_of_earlier_starts_do_not_count_where_a_replay_fills_again() -> None:
+def test_updates_of_earlier_starts_do_not_count_where_a_replay_fills_again(caplog: pytest.LogCaptureFixture) -> None:
     config, topology = (
         Config.from_flat(FLAGS | {"algo": "APEX", "learning_starts": 100}),
         Topology("local", 2, 1, 2, 1, 1, 8, 32),
@@ -99,6 +99,10 @@ def test_updates_of_earlier_starts_do_not_count_where_a_replay_fills_again() -> 
     assert first is not None
     assert not first.is_trained(Watched(totals={"updates": 3}))  # type: ignore[arg-type]
     assert first.is_trained(Watched(totals={"updates": 4}))  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):  # no failure of its own: what was trained before is kept
+        first.check(Watched(stepped=48, totals={"updates": 3}, seconds=20.0), "20 seconds are over")  # type: ignore[arg-type]
+    (line,) = caplog.messages
+    assert line.startswith("20 seconds are over, and nothing is trained: 48 steps are collected")
 
 
 def test_policies_together_and_replays_need_what_they_need(caplog: pytest.LogCaptureFixture) -> None:

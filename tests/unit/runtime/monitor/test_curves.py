@@ -82,3 +82,8 @@ def test_the_trace_that_counts_is_that_of_the_best_policy() -> None:
     traces.add({"policy": [], "elapsed_seconds": None})
     assert traces.best().resample(2) == [1.0, 9.0]
     assert len(ReturnTraces().best()) == 0
+    frozen = {"policy": 0, "elapsed_seconds": 1.0, "reward/mean": 9.0, "env_steps": 0}
+    learning = {"policy": 1, "elapsed_seconds": 1.0, "reward/mean": 2.0, "env_steps": 50}
+    damaged = {"policy": [0], "elapsed_seconds": 1.0, "reward/mean": 3.0, "env_steps": 50}
+    assert ReturnTraces([frozen, learning, damaged]).best().last == 2.0
+    assert ReturnTraces([frozen]).best().last == 9.0  # as in a run that only samples
