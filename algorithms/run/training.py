@@ -145,7 +145,9 @@ class Training:
         for one in (one for one in told if isinstance(one, Callbacks)):
             check_methods(type(one), type(one).__name__)
             if lost := [name for name in OF_ACTORS if getattr(type(one), name) is not getattr(Callbacks, name)]:
-                log.warning("a %s in main is not called by actors, by %s: name the class", type(one).__name__, lost[0])
+                log.warning(
+                    "%s is an object of main: no actor calls its %s; name the class", type(one).__name__, lost[0]
+                )
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
         asked_for = resolve(_convert_flags(config, flags))[0]

@@ -116,7 +116,7 @@ def test_methods_of_objects_that_nobody_calls_are_told(caplog: pytest.LogCapture
     with pytest.raises(UsageError, match="Misspelt: nobody calls its method on_episode_stop; did you mean on_episode_"):
         Training(COUNTER, callbacks=Misspelt())
     Training(COUNTER, callbacks=Notes({}, None))
-    assert caplog.messages == ["a Notes in main is not called by actors, by on_episode_start: name the class"]
+    assert caplog.messages == ["Notes is an object of main: no actor calls its on_episode_start; name the class"]
 
 
 @pytest.mark.parametrize("callbacks", [[Notes], Notes, None])
