@@ -2,7 +2,8 @@
 
     python -m benchmarks.scores [--workload NAME ...] [--seeds 1 2 3] [--add] [--shared] [--json=FILE]
 
-Each environment is trained with the preset for at most five minutes (Atari: ten). Then `appo evaluate` plays the newest
+Each environment is trained with the preset for at most five minutes (Atari: ten); to the env steps of a published
+figure at most fifteen, except trials of hours, which `--workload` names. Then `appo evaluate` plays the newest
 checkpoint, not the best: the same episodes for each seed, once with sampled and once with the most probable actions.
 `--add` trains only the runs that the file lacks, which continues an interrupted measurement. docs/results.md is
 generated from the file.
@@ -18,6 +19,7 @@ from benchmarks.shared import seeds
 
 def main() -> int:
     parser = seeds.parser_of("What the presets reach.", TRIALS, "--workload")
+    parser.set_defaults(names=[name for name, trial in TRIALS.items() if trial.seconds])
     parser.prog = "python -m benchmarks.scores"
     parser.add_argument("--shared", action="store_true", help="other programs use the machine: mark the times")
     arguments = parser.parse_args()

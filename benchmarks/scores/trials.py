@@ -13,6 +13,8 @@ from benchmarks.shared.workloads import words_of
 
 BENCHMARK = "scores"
 NO_STICKY_ACTIONS = {"env_kwargs": "repeat_action_probability=0"}  # as in the environments of published figures
+SAMPLE_EFFICIENT = {"algo": "auto", "preset": "sample_efficient"}
+M = 1_000_000
 
 
 class Trial(NamedTuple):
@@ -21,7 +23,7 @@ class Trial(NamedTuple):
     Attributes:
         env: id of the environment.
         env_steps: budget in frames; 0: no limit.
-        seconds: longest training.
+        seconds: longest training; 0: no limit. Such a trial takes hours, and is trained only where it is named.
         flags: flags of the environment.
         episodes: episodes per mode.
         most_frames: frames per mode that end the evaluation of a policy that waits for ever; 0: no limit.
@@ -42,7 +44,8 @@ class Trial(NamedTuple):
     def training(self) -> dict[str, object]:
         """Return the flags of train_appo.py without the seed."""
         budget = {"train_for_env_steps": self.env_steps} if self.env_steps else {}
-        return {"env": self.env, **self.flags, **budget, "train_for_seconds": self.seconds}
+        limit = {"train_for_seconds": self.seconds} if self.seconds else {}
+        return {"env": self.env, **self.flags, **budget, **limit}
 
     def evaluation(self) -> list[str]:
         """Return the flags of `appo evaluate`."""
@@ -57,11 +60,19 @@ def _atari(env: str) -> Trial:
 
 def _published(env: str, env_steps: int, goal: float) -> Trial:
     """Return a trial of the preset for as many env steps as behind a published figure."""
-    flags = {"algo": "auto", "preset": "sample_efficient"}
-    return Trial(env, env_steps, seconds=900, flags=flags, episodes=100, goal=goal)
+    return Trial(env, env_steps, seconds=900, flags=SAMPLE_EFFICIENT, episodes=100, goal=goal)
 
 
-M = 1_000_000
+def _long(env: str, env_steps: int, goal: float) -> Trial:
+    """Return a trial of hours on two cores."""
+    return Trial(env, env_steps, seconds=0, flags=SAMPLE_EFFICIENT, episodes=100, goal=goal)
+
+
+def _long_atari(env: str, env_steps: int, goal: float) -> Trial:
+    flags = SAMPLE_EFFICIENT | NO_STICKY_ACTIONS
+    return Trial(env, env_steps, seconds=0, flags=flags, episodes=20, most_frames=3 * M, goal=goal)
+
+
 PUBLISHED_STEPS = "_published"  # end of the name of a trial with as many env steps as a published figure
 TRIALS = {
     "cartpole": Trial("CartPole-v1", M, episodes=50),
@@ -107,6 +118,13 @@ TRIALS = {
     "swimmer_published": _published("Swimmer-v5", M, 281),
     "reacher_published": _published("Reacher-v5", M, -4.1),
     "inverted_double_pendulum_published": _published("InvertedDoublePendulum-v5", M // 10, 9231),  # a tenth for SAC
+    "bipedal_walker_published": _long("BipedalWalker-v3", 5 * M, 288),
+    "humanoid_published": _long("Humanoid-v5", 3 * M, 1360),
+    "vizdoom_defend_center_published": _long("VizdoomDefendCenter-v1", 4 * M, 24),
+    "walker_walk_published": _long("dm_control/walker-walk-v0", 8 * M, 787),
+    "cheetah_run_published": _long("dm_control/cheetah-run-v0", 8 * M, 566),
+    "pong_published": _long_atari("ALE/Pong-v5", 10 * M, 20),
+    "breakout_published": _long_atari("ALE/Breakout-v5", 10 * M, 51),
 }
 
 

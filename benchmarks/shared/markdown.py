@@ -27,7 +27,8 @@ def machine_heading(machine: Mapping[str, Any]) -> str:
     sets = ", ".join(machine["instruction_sets"])
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     title = f"## {machine['cores']} cores of {machine['cpu']}" + (f", {machine['gpu']}" if machine["gpu"] else "")
-    about = f"{sets}; {machine['memory_gib']} GiB; {machine['system']}; Python {machine['python']};\n{packages}."
+    hardware = "; ".join(filter(None, (sets, f"{machine['memory_gib']} GiB", machine["system"])))
+    about = f"{hardware}; Python {machine['python']};\n{packages}."
     return f"{title}\n\n{about}\n"
 
 

@@ -17,6 +17,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.utils.errors import UsageError
 from benchmarks.report import results_page
+from benchmarks.scores import __main__ as scores_program
 from benchmarks.scores import apex_returns, choosing, offline_returns, ppo_returns, published, returns, trials
 from benchmarks.shared import measuring, runs, seeds
 from benchmarks.shared.workloads import words_of
@@ -81,8 +82,22 @@ class TestScores:
     def test_trials_are_command_lines(self, name: str, tmp_path: Path) -> None:
         trial = trials.TRIALS[name]
         config = parse_train(words_of({**trial.training(), "train_dir": tmp_path}))
-        assert (config.env.env, config.run.train_for_seconds) == (trial.env, trial.seconds)
+        no_limit = parse_train(["--env=CartPole-v1"]).run.train_for_seconds
+        assert (config.env.env, config.run.train_for_seconds) == (trial.env, trial.seconds or no_limit)
         assert parse("evaluate", ["RUN", *trial.evaluation()])[0].episodes == trial.episodes
+
+    def test_trials_of_hours_are_trained_where_they_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        trained: list[str] = []
+
+        def score(trial: trials.Trial, *_: object, **__: object) -> Counted:
+            trained.append(trial.env)
+            return Counted(1)
+
+        monkeypatch.setattr(scores_program, "score", score)
+        for words in (["--seeds=1"], ["--seeds=1", "--workload", "humanoid_published"]):
+            monkeypatch.setattr("sys.argv", ["scores", *words])
+            assert scores_program.main() == 0
+        assert (trained.count("Humanoid-v5"), trained[-1]) == (1, "Humanoid-v5")
 
     def test_seeds_together(self) -> None:
         assert trials.summary([scored(490.0), scored(500.0), scored(None, 0)], "sampled") == (495.0, 50**0.5, 2, 200)
