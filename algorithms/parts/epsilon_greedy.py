@@ -49,9 +49,9 @@ class EpsilonGreedyPolicy:
         self._of_player = 0.0
         self._learns = torch.ones((), device=flat.flat.device)  # a tensor: a captured pass repeats no Python
 
-    def follow(self, env_steps: int) -> None:
-        """Note whether a learner counts env steps: without a learner, the network's share of random actions is 0."""
-        self._learns.fill_(env_steps < sys.maxsize)
+    def follow(self, samples: int) -> None:
+        """Note whether a learner counts steps: without a learner, the network's share of random actions is 0."""
+        self._learns.fill_(samples < sys.maxsize)
 
     def explore(self, epsilon: float) -> None:
         """Set the probability of a random action for rows without numbers, the rows of a player."""

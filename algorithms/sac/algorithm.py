@@ -86,11 +86,11 @@ class SAC(ReplayAlgorithm):
 
         if context.arena is None:
             return SACPolicy(flat, context.spec, 0)
-        steps, state = context.flags.learning_starts * context.spec.frames_per_step, None
+        state = None
         if f"state.{context.policy}.latest" in context.arena:
             state = StateBlock(context.arena, context.policy).read()
         is_trained = state is not None and bool(state.meta["updates"])
-        return SACPolicy(flat, context.spec, steps, is_trained=is_trained)
+        return SACPolicy(flat, context.spec, context.flags.learning_starts, is_trained=is_trained)
 
 
 @dataclass(frozen=True)

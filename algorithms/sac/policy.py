@@ -19,19 +19,19 @@ class SACPolicy(StochasticPolicy):
     Args:
         flat: network, ready to act, with all weights in one vector.
         spec: spaces of the environment.
-        uniform_env_steps: env steps of the policy with uniform actions; 0 for a player.
+        uniform_steps: agent steps of the policy with uniform actions; 0 for a player.
         is_trained: whether the network has been trained: no action is uniform, though random numbers are drawn alike.
     """
 
-    def __init__(self, flat: FlatModule, spec: EnvSpec, uniform_env_steps: int, *, is_trained: bool = False) -> None:
+    def __init__(self, flat: FlatModule, spec: EnvSpec, uniform_steps: int, *, is_trained: bool = False) -> None:
         super().__init__(flat, spec, ())
-        self._until, self._is_trained = uniform_env_steps, is_trained
+        self._until, self._is_trained = uniform_steps, is_trained
         # A tensor, because a captured pass repeats no Python.
-        self._is_uniform = torch.tensor(uniform_env_steps > 0 and not is_trained, device=flat.flat.device)
+        self._is_uniform = torch.tensor(uniform_steps > 0 and not is_trained, device=flat.flat.device)
 
-    def follow(self, env_steps: int) -> None:
-        """Note the env steps that the learner has counted."""
-        self._is_uniform.fill_(env_steps < self._until and not self._is_trained)
+    def follow(self, samples: int) -> None:
+        """Note the agent steps that the learner has counted."""
+        self._is_uniform.fill_(samples < self._until and not self._is_trained)
 
     def act(self, *arguments: Any, greedy: bool | Tensor = False, **how: Any) -> tuple[dict[str, Tensor], Tensor]:
         """Act in N rows; see `Policy.act` for arguments and results."""

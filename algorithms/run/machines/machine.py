@@ -106,12 +106,12 @@ class Machine:
         self._thread: threading.Thread | None = None
         self._folder: Path | None = None
 
-    def prepare(self, request: str, env_steps: int, version: int, expected: int, weights: bytes) -> str:
+    def prepare(self, request: str, samples: int, version: int, expected: int, weights: bytes) -> str:
         """Compare packages and environment with the head's, and start acting with the weights.
 
         Args:
             request: JSON with flags, seed, number of actors, versions and layout of the head.
-            env_steps: env steps that the learner has counted.
+            samples: agent steps that the learner has counted.
             version: version of the weights.
             expected: checksum of the weights.
             weights: [P] float32.
@@ -123,7 +123,7 @@ class Machine:
         if why := difference(wanted["versions"], versions(wanted["versions"])):
             return json.dumps({"error": why})
         ready: Future[str] = Future()
-        first = (env_steps, version, expected, weights)
+        first = (samples, version, expected, weights)
         self._thread = threading.Thread(target=self._supervise, args=(wanted, first, ready), daemon=True)
         self._thread.start()
         return ready.result()
@@ -133,10 +133,10 @@ class Machine:
         assert self._uplink is not None
         return self._uplink.take(TAKE_SECONDS)
 
-    def give(self, released: bytes, env_steps: int, version: int, expected: int, weights: bytes) -> int:
+    def give(self, released: bytes, samples: int, version: int, expected: int, weights: bytes) -> int:
         """Take weights, releases and the count of env steps, see `Uplink.give`; return the version."""
         assert self._uplink is not None
-        self._uplink.give(released, env_steps, version, expected, weights)
+        self._uplink.give(released, samples, version, expected, weights)
         return version
 
     def end(self) -> bytes:

@@ -228,9 +228,9 @@ class RayWire:
         self.links[number] = link
         own = {"actors": self.request["actors"] or cores, "seed": (self.request["seed"] + number + 1) % 2**63}
         link.version, expected, weights = self._newest()
-        env_steps = self.ledger.noted()["env_steps"]
+        samples = self.ledger.noted()["samples"]
         asked = json.dumps({**self.request, **own})
-        self._listen(link, "ready", link.actor.prepare.remote(asked, env_steps, link.version, expected, weights))
+        self._listen(link, "ready", link.actor.prepare.remote(asked, samples, link.version, expected, weights))
 
     def _note_ready(self, link: Link, answer: str, *, must: bool = False) -> None:
         error = json.loads(answer).get("error")
@@ -275,8 +275,8 @@ class RayWire:
         new = version > link.version
         sent = (version, expected, weights) if new else (0, 0, b"")
         give = link.actor.give.options(concurrency_group="down")
-        env_steps = self.ledger.noted()["env_steps"]
-        self._listen(link, "given", give.remote(encode_releases(link.releases), env_steps, *sent))
+        samples = self.ledger.noted()["samples"]
+        self._listen(link, "given", give.remote(encode_releases(link.releases), samples, *sent))
         link.releases, link.is_giving = [], True
         if new:
             link.version, link.gave = version, now

@@ -86,17 +86,17 @@ class Uplink:
             nbytes += len(slots[-1].content)
         return encode(self.reports.take(tuple(slots)))
 
-    def give(self, released: bytes, env_steps: int, version: int, expected: int, weights: bytes) -> None:
+    def give(self, released: bytes, samples: int, version: int, expected: int, weights: bytes) -> None:
         """Publish weights newer than the present ones, then release slots; actors go on with the new weights.
 
         Args:
             released: slots and sequences, see `encode_releases`.
-            env_steps: env steps that the learner has counted, see `Follows`.
+            samples: agent steps that the learner has counted, see `Follows`.
             version: version of the weights; 0: no weights are sent.
             expected: checksum of the weights.
             weights: [P] float32.
         """
-        self.ledger.note({**self.ledger.noted(), "env_steps": env_steps})
+        self.ledger.note({**self.ledger.noted(), "samples": samples})
         if version > self.ring.published:
             vector = np.frombuffer(weights, np.float32)
             if checksum(vector) == expected:

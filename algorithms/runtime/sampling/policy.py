@@ -37,8 +37,8 @@ class Random(Protocol):
 class Follows(Protocol):
     """A policy that changes while a run goes on, such as one that begins with random actions."""
 
-    def follow(self, env_steps: int) -> None:
-        """Note the env steps of the policy that its learner has counted, steps of earlier starts included.
+    def follow(self, samples: int) -> None:
+        """Note the agent steps of the policy that its learner has counted, steps of earlier starts included.
 
         The count is read from shared memory before every forward pass; steps in slots on the way are not counted yet.
         A policy without a learner, a past version or a frozen policy, is given `sys.maxsize` once. A

@@ -210,12 +210,12 @@ class PolicyWorker:
             yield ActionsReady(*request)
 
     def _refresh(self, requests: list[ActionRequest]) -> None:
-        """Fetch the newest weights, and let a policy that follows the env steps note the count."""
+        """Fetch the newest weights, and let a policy that follows the agent steps note the count."""
         if not (self.plan.whole_rollouts and self.version) or any(not request.step for request in requests):
             self.version = self.weights.refresh()
         if self._follows is not None:
             counts = self.trajectories.learner_counts[self.address.index]
-            self._follows.follow(int(counts[LearnerLedger.NAMES.index("env_steps")]))
+            self._follows.follow(int(counts[LearnerLedger.NAMES.index("samples")]))
 
     def _rows(self, requests: list[ActionRequest]) -> Rows | None:
         """Return the rows of this policy in the requests; None without any."""

@@ -277,12 +277,12 @@ def test_damaged_and_old_weights_are_not_published() -> None:
 
 
 @pytest.mark.parametrize("counts", [(0,), (7, 12), (12, 12, 40)])
-def test_policies_of_a_machine_see_the_env_steps_that_the_learner_has_counted(counts: tuple[int, ...]) -> None:
+def test_policies_of_a_machine_see_the_agent_steps_that_the_learner_has_counted(counts: tuple[int, ...]) -> None:
     uplink, there, _ = machine()
-    for env_steps in counts:
-        uplink.give(b"", env_steps, 0, 0, b"")
+    for agent_steps in counts:
+        uplink.give(b"", agent_steps, 0, 0, b"")
     noted = LearnerLedger(there.trajectories, 0).noted()
-    assert noted == dict.fromkeys(noted, 0) | {"env_steps": counts[-1]}
+    assert noted == dict.fromkeys(noted, 0) | {"samples": counts[-1]}
 
 
 def test_reports_of_actors_travel_with_the_next_packet() -> None:

@@ -115,14 +115,14 @@ def test_requests_wait_until_there_is_a_turn() -> None:
 
 
 class Counting(StochasticPolicy):
-    """Notes the env steps before every forward pass."""
+    """Notes the agent steps before every forward pass."""
 
-    def follow(self, env_steps: int) -> None:
-        self.followed = [*getattr(self, "followed", []), env_steps]
+    def follow(self, samples: int) -> None:
+        self.followed = [*getattr(self, "followed", []), samples]
 
 
 @pytest.mark.parametrize(("learns", "followed"), [(True, [0, 12]), (False, [sys.maxsize])])
-def test_a_policy_follows_the_env_steps_that_its_learner_has_counted(learns: bool, followed: list[int]) -> None:
+def test_a_policy_follows_the_agent_steps_that_its_learner_has_counted(learns: bool, followed: list[int]) -> None:
     acting = acting_of(config=PLAIN)
     policy, plan = Counting(acting.worker.policy.flat, SPEC), replace(acting.worker.plan, learns=learns)
     engine = ENGINES[kind](policy, plan, acting.world.trajectories)
@@ -130,8 +130,8 @@ def test_a_policy_follows_the_env_steps_that_its_learner_has_counted(learns: boo
         acting.worker.address, plan, engine, acting.ring, acting.world.trajectories, acting.world.finals
     )
     ledger = LearnerLedger(acting.world.trajectories, 0)
-    for env_steps in (0, 12):
-        ledger.note({name: env_steps * (name == "env_steps") for name in ledger.NAMES})
+    for samples in (0, 12):
+        ledger.note({name: samples * (name == "samples") for name in ledger.NAMES})
         list(worker.answer([request(0, 0)]))
     assert policy.followed == followed
 
