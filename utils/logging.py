@@ -48,7 +48,7 @@ class _LineFile(_DropWhenFull, logging.StreamHandler[IO[str]]):
     """Appends to a file of a run."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(_open_log(path))
+        super().__init__(_open_log(path, make=True))
         self.path = path
 
     def close(self) -> None:
@@ -56,13 +56,14 @@ class _LineFile(_DropWhenFull, logging.StreamHandler[IO[str]]):
         self.stream.close()
 
 
-def _open_log(path: Path) -> IO[str]:
-    return os.fdopen(append_to_own(path, make=True), "a", encoding="utf-8", errors="backslashreplace")
+def _open_log(path: Path, *, make: bool) -> IO[str]:
+    return os.fdopen(append_to_own(path, make=make), "a", encoding="utf-8", errors="backslashreplace")
 
 
 def follow_log() -> None:
-    """Continue in a new log file of this process if the file or its folder was removed or renamed.
+    """Continue in a new log file of this process if the file was removed or renamed.
 
+    A missing folder is left to main, which says that the folder has gone away, and makes it again.
     Lines in a file without a name would fill the disk unseen. stdout and stderr follow if they went to the file.
     """
     for handler in logging.getLogger().handlers:
@@ -70,7 +71,7 @@ def follow_log() -> None:
             continue
         with contextlib.suppress(OSError):  # not yet possible
             printed = [number for number in (1, 2) if _is_same_file(number, old)]
-            stream = _open_log(handler.path)
+            stream = _open_log(handler.path, make=False)
             for number in printed:
                 os.dup2(stream.fileno(), number)
             before = handler.setStream(stream)

@@ -70,7 +70,7 @@ def _long(env: str, env_steps: int, goal: float) -> Trial:
 
 def _long_atari(env: str, env_steps: int, goal: float) -> Trial:
     flags = SAMPLE_EFFICIENT | NO_STICKY_ACTIONS
-    return Trial(env, env_steps, seconds=0, flags=flags, episodes=20, most_frames=M, goal=goal)
+    return Trial(env, env_steps, seconds=0, flags=flags, episodes=20, most_frames=400_000, goal=goal)
 
 
 PUBLISHED_STEPS = "_published"  # end of the name of a trial with as many env steps as a published figure
