@@ -1,5 +1,6 @@
 """What is lost while a run trains is said and made again: who looks on, its folder, and room on the disk."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -173,20 +174,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def fill_up(disk: Path) -> Path:
     """Take all that is left."""
     path = disk / "filler"
-    with path.open("wb") as file:
-        try:
-            for size in (1 << 16, 1):
-                while True:
-                    file.write(b"x" * size)
-                    file.flush()
-        except OSError:
-            pass
-    while True:
-        try:
-            with path.open("ab", buffering=0) as file:
-                file.write(b"x" * 512)
-        except OSError:
-            return path
+    for size in (1 << 16, 1):
+        with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * size)
+    return path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -197,6 +189,8 @@ def test_an_ending_on_a_full_disk_has_its_own_exit_code_and_status(
         run.wait_until(lambda: checkpoint_steps(run.directory), "checkpoint")
         run.wait_until(lambda: status(run).get("state") == "training", "status")
         filler = fill_up(small_disk)
+        run.wait_until(lambda: "not saved, will be tried again" in run.stderr, "line")
+        fill_up(small_disk)  # a save that had begun before has failed, and left room
         reached = run.env_steps()
         kill(run.process.pid, number)
         ended = run.wait()
