@@ -63,7 +63,7 @@ def _open_log(path: Path, *, make: bool) -> IO[str]:
 def follow_log() -> None:
     """Continue in a new log file of this process if the file was removed or renamed.
 
-    A missing folder is left to main, which says that the folder has gone away, and makes it again.
+    Main alone makes a missing folder again, with a warning.
     Lines in a file without a name would fill the disk unseen. stdout and stderr follow if they went to the file.
     """
     for handler in logging.getLogger().handlers:

@@ -40,8 +40,9 @@ No scores are kept: `python -m benchmarks.scores --json=benchmarks/results/score
 METHOD = """\
 ## Measuring again
 
-    make bench-scores                             # all of it, then this file; about four hours on two cores
+    make bench-scores                             # all but trials of hours, then this file; four hours on two cores
     python -m benchmarks.scores --workload cartpole pong --seeds 1 2 --json=benchmarks/results/scores.json
+    python -m benchmarks.scores --workload pong_published --seeds 1 --json=FILE   # a trial of hours, by its name
     python -m benchmarks.report                   # writes this file
 
 `--add` keeps what the file holds and trains what is missing, so that an interrupted measurement goes on; `make

@@ -134,7 +134,7 @@ class Machine:
         return self._uplink.take(TAKE_SECONDS)
 
     def give(self, released: bytes, samples: int, version: int, expected: int, weights: bytes) -> int:
-        """Take weights, releases and the count of env steps, see `Uplink.give`; return the version."""
+        """Take weights, releases and the count of agent steps, see `Uplink.give`; return the version."""
         assert self._uplink is not None
         self._uplink.give(released, samples, version, expected, weights)
         return version
