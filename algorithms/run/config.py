@@ -258,7 +258,7 @@ def algorithm_of(given: Mapping[str, object]) -> str:
         with contextlib.suppress(UsageError):  # `resolve` reports the error
             file = flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config")
             file = {flag_table(DEFAULT).aliases.get(name, name): value for name, value in file.items()}
-            file = {name: value for name, value in file.items() if name in ("algo", "env", "preset")}
+            file = {name: value for name, value in file.items() if name in ("algo", "env", "preset", *LOCATION[1:])}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -151,6 +152,8 @@ class Training:
         if names := ",".join(one for one in told if isinstance(one, str)):
             flags["callbacks"] = names
         asked_for = resolve(_convert_flags(config, flags))[0]
+        if isinstance(config, Config):  # of whose flags most were chosen by nobody
+            asked_for = replace(asked_for, given=config.given | flags.keys())
         self._run = (kind or kind_of(asked_for))(asked_for, [one for one in told if isinstance(one, Callbacks)])
         if (learners := asked_for.run.num_learners) > 1:
             raise UsageError(f"num_learners={learners} is for the command appo train, which starts a process for each")
