@@ -208,8 +208,9 @@ def of_environment(
                 yield Finding("env", "note", note)
         yield from report_inputs(found.probe.spec, found.probe.config)
         recommended = recommendation(found, cores)
-        groups, envs = recommended.flags["worker_num_splits"], recommended.flags["num_envs_per_worker"]
-        with ask(send_examination, (config, envs // groups, groups)) as examination:
+        # Without actors no process has several environments.
+        groups, envs = (recommended.flags.get(name, 0) for name in ("worker_num_splits", "num_envs_per_worker"))
+        with ask(send_examination, (config, envs // max(1, groups), groups)) as examination:
             exam = require_answer(examination.answer(config.sampling.reset_timeout_seconds + EXAM_SECONDS))
             several = examination.answer_by(time.monotonic() + config.sampling.reset_timeout_seconds)
         yield from report_examination(cast(Examination, exam), found.probe.spec, found.probe.config.env.horizon)
@@ -295,7 +296,8 @@ def report_scales(exam: Examination, spec: EnvSpec, config: Config) -> Iterator[
         yield _observations(floats, config)
     if any(spec.action.is_real):
         yield _actions(spec.action, config)
-    yield _rewards(exam, config)
+    if config.algorithm.learns_from_rewards:
+        yield _rewards(exam, config)
 
 
 def _observations(shown: Mapping[str, tuple[float, float]], config: Config) -> Finding:
@@ -338,7 +340,9 @@ def _rewards(exam: Examination, config: Config) -> Finding:
     flags = config.table.by_part["learning"]
     if not exam.largest_reward:
         more = "; a larger --exploration_loss_coeff tries more" * ("exploration_loss_coeff" in flags)
-        return Finding("rewards", "note", f"all 0 in {exam.num_steps} random steps: only chance finds one{more}")
+        plays = config.algorithm.needs_actors
+        text = f"only chance finds one{more}" if plays else "those of datasets count"
+        return Finding("rewards", "note" if plays else "ok", f"all 0 in {exam.num_steps} random steps: {text}")
     scale, clip = config.env.reward_scale, config.env.reward_clip or math.inf
     usual, largest = (min(abs(scale) * size, clip) for size in (exam.usual_reward, exam.largest_reward))
     sizes = f"usually of size {usual:.3g}, at most {largest:.3g}"
@@ -371,11 +375,14 @@ def recommendation(found: Measurement, cores: int) -> Finding:
     else:
         plan = plan_of(found, found.planned, cores)
         sampling, said = plan.sampling, report(found.costs, plan, found.probe.spec.num_agents)
-    flags: dict[str, Any] = {
-        "inference": sampling.placement,
+    actors = {
         "num_workers": sampling.num_workers,
         "num_envs_per_worker": sampling.num_envs_per_worker,
         "worker_num_splits": sampling.num_splits,
+    }
+    flags: dict[str, Any] = {
+        "inference": sampling.placement,
+        **(actors if sampling.num_workers else {}),
         "learner_main_loop_num_cores": sampling.learner_threads,
     }
     return Finding("recommended", "ok", f"{' '.join(f'--{n}={v}' for n, v in flags.items())} ({said})", flags)

@@ -1,6 +1,9 @@
 import json
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -9,7 +12,9 @@ from gymnasium import spaces
 
 from appo.algorithms import cli
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.tuning.choice import Costs
+from appo.algorithms.run.defaults import completed
+from appo.algorithms.run.plan import Probe
+from appo.algorithms.run.tuning.choice import NOTHING, Costs
 from appo.algorithms.run.tuning.measure import Measurement
 from appo.algorithms.tools import doctor, examine_env
 from appo.algorithms.tools.doctor import (
@@ -27,7 +32,8 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.envs.spaces import ActionForm, spec_of
 from appo.utils.errors import EnvironmentFailure, UsageError
-from tests.unit.run.tuning.test_measure import config_of
+from tests.unit.run.tuning.test_measure import MODELS, config_of
+from tests.unit.runtime.worlds import SPEC
 
 EXAM = Examination(200, None, 1000, 20, 50.0, 1.2e-5, 3e-5, 2e-4, 9e-5, 700, 512 << 10, 0)
 
@@ -177,6 +183,49 @@ def test_the_recommendation_is_what_a_start_would_choose() -> None:
     assert "env 1 ms" in finding.text
     by_rules = recommendation(Measurement(probe(config), None, 0.0), 2)
     assert by_rules.text.endswith("(by fixed rules)")
+
+
+class InThisProcess:
+    """An inquiry whose target runs here, when it is made."""
+
+    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], method: str) -> None:
+        self.pipe, theirs = Pipe()
+        target(theirs, Path(), *arguments)
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pipe.close()
+
+    def answer(self, limit_seconds: float) -> object:
+        return self.pipe.recv()
+
+    answer_by = answer
+
+
+@pytest.mark.parametrize("algo", ["BC", "MARWIL"])
+def test_nothing_about_actors_is_recommended_to_algorithms_without(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.from_flat({"env": "toy/Zero-v0", "algo": algo, "device": "cpu"})
+    costs = Costs(env=NOTHING, act=NOTHING, learn=((1, 1e-6),), env_bytes=0)
+    measured = Measurement(Probe(SPEC, MODELS, completed(config, SPEC)), costs, 0.0)
+    monkeypatch.setattr(doctor, "measure_run", lambda *_: measured)
+    monkeypatch.setattr(examine_env, "enter", lambda *_: None)
+    found = list(doctor.of_environment(config, InThisProcess, lambda *_: iter(())))  # type: ignore[arg-type]
+    assert [finding for finding in found if finding.state == "bad"] == []
+    assert "seeding" in [finding.name for finding in found]
+    [finding] = [finding for finding in found if finding.name == "recommended"]
+    assert finding.flags == {"inference": "local", "learner_main_loop_num_cores": 1}
+    assert "no actors, 1 learner thread" in finding.text
+
+
+def test_rewards_are_told_to_those_that_learn_from_them() -> None:
+    assert "rewards" not in of_sizes(algo="BC", largest_reward=5e4, usual_reward=2e4)
+    assert of_sizes(algo="MARWIL", largest_reward=5e4, usual_reward=2e4)["rewards"].state == "ok"
+    assert of_sizes(algo="MARWIL", largest_reward=0.0, usual_reward=0.0)["rewards"].text == (
+        "all 0 in 1000 random steps: those of datasets count"
+    )
 
 
 def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
