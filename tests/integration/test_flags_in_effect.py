@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from appo import Training
 from appo.algorithms import cli
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.offline.algorithm import BC
 from appo.algorithms.offline.config import CloningConfig
 from appo.algorithms.run import main
 from appo.algorithms.run.algorithms import ALGORITHMS, find_algorithm, flag_table
-from appo.algorithms.run.config import Config, parse_train_flags, resolve
+from appo.algorithms.run.config import Config, parse_train, parse_train_flags, resolve
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.effects import features_of, without_effect
 from appo.algorithms.runtime.config import WITHOUT_EFFECT
@@ -377,6 +378,17 @@ def test_only_what_is_given_is_told_and_told_once(tmp_path: Path, capfd: pytest.
         captured = capfd.readouterr()
         told.append((captured.out + captured.err).count("has no effect"))
     assert told == [0, 1, 0]
+
+
+def test_a_configuration_of_a_command_line_gives_what_was_on_it(tmp_path: Path) -> None:
+    words = ["--env=CartPole-v1", "--inference=serial", f"--train_dir={tmp_path}", "--pbt_mutation_rate=0.5"]
+    spec = spec_of(NUMBERS, CHOICES)
+    config = Training(parse_train(words), self_play_pool_size=3).config
+    assert config.given == {"env", "inference", "train_dir", "pbt_mutation_rate", "self_play_pool_size"}
+    assert list(without_effect(config, features_of(config, spec, "serial", remembers=True))) == [
+        "--pbt_mutation_rate has no effect: it is for --with_pbt",
+        "--self_play_pool_size has no effect: it is for --self_play",
+    ]
 
 
 def test_flags_of_a_file_are_told_where_they_are_not_the_default(tmp_path: Path) -> None:

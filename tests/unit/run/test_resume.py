@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appo.algorithms import cli
 from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.directory.taking import old_run_out_of_the_way, refuse_unwritable, remove_old
 from appo.algorithms.run.folder import find_source, journal, saved_flags
@@ -248,6 +249,23 @@ def test_a_new_run_takes_no_flags_of_the_old_one_and_its_own_intent_is_not_saved
     assert flags().run.restart_behavior == "resume"
     with pytest.raises(UsageError, match=r"--env is required.*; --restart_behavior=restart begins a new run"):
         parse_train(["--experiment=a", "--restart_behavior=restart"])
+
+
+def test_a_config_file_may_overwrite_a_run_of_another_algorithm() -> None:
+    started()
+    Path("f.toml").write_text('restart_behavior = "overwrite"\n')
+    assert error_of("--algo=PPO").startswith("run a cannot change algo APPO -> PPO")
+    assert flags("--algo=PPO", "--config=f.toml").run.algo == "PPO"
+    assert error_of("--algo=PPO", "--config=f.toml", "--restart_behavior=resume").startswith("run a cannot change algo")
+
+
+def test_the_run_that_a_config_file_names_decides_the_flags(capfd: pytest.CaptureFixture[str]) -> None:
+    started("--algo=SAC")
+    Path("f.toml").write_text('experiment = "a"\n')
+    assert parse_train(["--config=f.toml", "--updates_per_step=2"]).learning.updates_per_step == 2
+    assert cli.run_command(lambda: cli.run("train", ["--config=f.toml", "--vtrace_lambda=0.9"])) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: unknown flag --vtrace_lambda")
 
 
 # ---- the journal
