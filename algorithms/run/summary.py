@@ -107,8 +107,8 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
 
 
 def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
-    """Return the spent share of the budget in the status, else of the env steps in the flags."""
-    if config.get("sampler_only"):
+    """Return the spent share of the budget, by the status or the flags; None: no limit."""
+    if config.get("sampler_only") or config.get("benchmark"):  # whose limits are not in the budget of the status
         return number_of(status.get("share"))
     named = (config.get(name) for name in ("policies_to_train", "frozen_policies"))
     chosen, frozen = ({one for one in x if isinstance(one, int)} if isinstance(x, list) else set() for x in named)

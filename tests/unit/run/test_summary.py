@@ -147,6 +147,14 @@ def test_a_run_without_a_limit_is_at_no_share_of_it(tmp_path: Path) -> None:
     assert found(write_run(tmp_path / "a", config=flags(), status=status | {"budget": endless})).share is None
 
 
+@pytest.mark.parametrize("flag", ["sampler_only", "benchmark"])
+def test_the_status_has_the_share_of_limits_that_are_no_flags(tmp_path: Path, flag: str) -> None:
+    endless = {"env_steps": 10**10, "samples": 2**62, "seconds": 1e10}
+    status = {"state": "failed", "share": 0.9, "totals": {"env_steps": 250}, "budget": endless}
+    config = flags(num_policies=2, train_for_env_steps=10**10, **{flag: True})
+    assert found(write_run(tmp_path / "a", config=config, status=status)).share == 0.9
+
+
 def test_policies_are_taken_together(tmp_path: Path) -> None:
     both = [r for pair in zip(reports(1.0, 7.0, 3.0), reports(2.0, 5.0, 4.0, policy=1), strict=True) for r in pair]
     directory = write_run(tmp_path / "a", config=flags(num_policies=2), status={"state": "failed"}, metrics=both)
@@ -155,8 +163,6 @@ def test_policies_are_taken_together(tmp_path: Path) -> None:
     one_learns = flags(num_policies=2, frozen_policies=[0])
     directory = write_run(tmp_path / "b", config=one_learns, status={"state": "failed"}, metrics=both)
     assert found(directory).share == 0.6
-    sampled = flags(num_policies=2, sampler_only=True)
-    assert found(write_run(tmp_path / "c", config=sampled, status={"state": "failed", "share": 0.9})).share == 0.9
     keep_best(directory, 6.0, policy=0)
     keep_best(directory, 6.5, policy=1)
     assert found(directory).best_return == 6.5
