@@ -14,7 +14,7 @@ from appo.algorithms.runtime.config import LoggingConfig, RunConfig
 from appo.envs.config import EnvConfig
 from appo.utils.command_line import words_of
 from appo.utils.errors import UsageError
-from appo.utils.flags import flag, same_flag
+from appo.utils.flags import flag, flags_of, same_flag
 from appo.utils.values import shown
 
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -205,6 +205,10 @@ class ExportConfig:
     load_checkpoint_kind: str = flag("latest", "checkpoint to export, as in appo enjoy", choices=CHECKPOINT_KINDS)
 
 
+OF_UPLOADS = ("repo", "output", "trust", "policy_index", "load_checkpoint_kind", "video", "private")
+"""Flags of `appo hub` that a download has no use for."""
+
+
 @dataclass(frozen=True)
 class HubConfig:
     """Flags of `appo hub`."""
@@ -346,6 +350,10 @@ def check_hub(config: HubConfig) -> None:
     if config.video and not config.video.lower().endswith(VIDEO_SUFFIXES):
         raise UsageError(f"--video={shown(config.video)}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
     check_folders(config.train_dir, "", config.experiment)
+    names, others = (OF_UPLOADS, "uploads") if config.download else (("experiment",), "downloads")
+    for name in names:
+        if getattr(config, name) != flags_of(HubConfig)[name].default:
+            raise UsageError(f"--{name} is for {others}: leave it out")
 
 
 def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:

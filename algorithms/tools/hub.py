@@ -65,12 +65,13 @@ def hub(config: HubConfig) -> int:
     if config.download:
         return _download(config)
     with tempfile.TemporaryDirectory(prefix="appo-hub-") as temporary:
-        folder = Path(config.output or Path(temporary, "bundle"))
+        folder = Path(config.output) if config.output and not config.dry_run else Path(temporary, "bundle")
         make_bundle(config, folder)
         for name in names_in(folder):
             say(f"{(folder / name).stat().st_size:12,}  {name}")
         if config.dry_run:
-            say(f"dry run: nothing is uploaded{f' to {config.repo}' if config.repo else ''}")
+            kept = f", nor kept in {shown(config.output)}" if config.output else ""
+            say(f"dry run: nothing is uploaded{f' to {config.repo}' if config.repo else ''}{kept}")
         elif config.repo:
             api = _library().HfApi()
             with _reaching_the_hub():

@@ -165,7 +165,7 @@ def test_what_the_library_leaves_that_is_no_plain_file_is_refused(
 
 
 def test_a_dry_run_needs_no_library_and_touches_nothing(
-    runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert cli.run("hub", [str(runs / "memory"), "--repo=me/memory", "--dry_run"]) == 0
@@ -174,6 +174,9 @@ def test_a_dry_run_needs_no_library_and_touches_nothing(
         "README.md", "MANIFEST.json", "model.safetensors", "optimizer.safetensors", "state.json", "config.json",
     ]  # fmt: skip
     assert lines[-1] == "dry run: nothing is uploaded to me/memory"
+    assert cli.run("hub", [str(runs / "memory"), f"--output={tmp_path / 'kept'}", "--dry_run"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == f"dry run: nothing is uploaded, nor kept in {tmp_path / 'kept'}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_card_can_be_read_and_names_nothing_private(runs: Path, tmp_path: Path) -> None:
@@ -278,6 +281,17 @@ def test_names_that_travel(name: str, allowed: bool) -> None:
     assert bool(ALLOWED.fullmatch(name)) == allowed
 
 
+UPLOADING = [
+    "--repo=d/e",
+    "--output=f",
+    "--trust",
+    "--policy_index=1",
+    "--load_checkpoint_kind=best",
+    "--video=x.gif",
+    "--private",
+]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -286,6 +300,8 @@ def test_names_that_travel(name: str, allowed: bool) -> None:
         (["a"], "needs --repo=USER/NAME, --output=FOLDER or --dry_run"),
         (["a", "--repo=../c"], r"--repo=\.\./c is no name of a repository"),
         (["a", "--dry_run", "--video=x.exe"], r"the name must end in \.mp4 or \.gif"),
+        *((["--download=b/c", word], f"^{word.partition('=')[0]} is for uploads: leave it out$") for word in UPLOADING),
+        (["a", "--dry_run", "--experiment=b"], "^--experiment is for downloads: leave it out$"),
     ],
 )
 def test_wrong_words(words: list[str], message: str) -> None:
