@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,13 +26,15 @@ from appo.algorithms.playing.player import load_player
 from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.run.trust import ANSWERS
+from appo.algorithms.runtime.memory.plain_state import read_plain
+from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.tools.flags import BY_RATIOS, BY_VALUES, EstimateConfig
 from appo.envs.spec import MASK_KEY, EnvSpec
 from appo.utils.command_line import say
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
-from appo.utils.values import json_text, shown
+from appo.utils.values import from_plain, json_text, shown
 
 
 class Thoughts(NamedTuple):
@@ -66,7 +68,7 @@ def estimate(config: EstimateConfig) -> int:
     player, _ = load_player(run, dataset.spec, flags, 0)
     if not isinstance(player.policy, StochasticPolicy):
         raise UsageError(f"run {shown(run.folder.path.name)}: --algo={run.config.run.algo} acts without probabilities")
-    gamma = run.config.learning.gamma if config.gamma is None else config.gamma
+    gamma = _gamma_of(run) if config.gamma is None else config.gamma
     episodes = list(dataset)
     thoughts = [thoughts_of(player.policy.model, dataset.spec, episode) for episode in episodes]
     terms = {"dataset": off_policy.of_episodes(np.array([episode.returns(gamma) for episode in episodes]))}
@@ -88,6 +90,13 @@ def estimate(config: EstimateConfig) -> int:
         raise UsageError(f"--estimators={odd[0]}: ratios of probabilities overflow, the two policies differ too much")
     say(_report(found, len(episodes), effective, gamma, as_json=config.json))
     return 0
+
+
+def _gamma_of(run: SavedRun) -> float:
+    """Return the discount with which the policy of the checkpoint learned; a population may have changed the flag."""
+    traits = PolicyTraits.in_state(read_plain(run.files["state.json"])) or PolicyTraits()
+    own = {**run.config.per_policy[run.policy], **traits.hyperparameters}
+    return cast(float, from_plain(run.config.table.flags["gamma"], own.get("gamma", run.config.learning.gamma)))
 
 
 @torch.inference_mode()
@@ -179,10 +188,11 @@ def fitted_values(
     """
     if not _is_one_choice(spec):
         raise UsageError(f"{', '.join(BY_VALUES)} need actions that are one choice: take --estimators=is,wis")
-    if custom_class(run.config.model, "model"):
+    network = run.config.model_of(run.policy)
+    if custom_class(network, "model"):
         raise UsageError(
             f"{', '.join(BY_VALUES)} need an encoder for a network of values, and"
-            f" --encoder_custom={run.config.model.encoder_custom} is a whole model: take --estimators=is,wis"
+            f" --encoder_custom={network.encoder_custom} is a whole model: take --estimators=is,wis"
         )
     keys = [key for key in episodes[0].obs if key != MASK_KEY]
     lengths = [len(episode) for episode in episodes]
@@ -195,7 +205,7 @@ def fitted_values(
         terminated=torch.cat([(torch.arange(len(e)) == len(e) - 1) & e.terminated for e in episodes]),
         probabilities=torch.cat([thought.probabilities for thought in thoughts]),
     )
-    fitted = FittedQ(spec, run.config.model, model, config.seed)
+    fitted = FittedQ(spec, network, model, config.seed)
     fitted.fit(data, gamma, config.updates)
     q = fitted.values(data.obs)
     v, taken = (data.probabilities * q).sum(-1).double().numpy(), q[data.here].gather(-1, data.action[:, None])

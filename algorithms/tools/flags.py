@@ -181,7 +181,7 @@ class EstimateConfig:
         " last two are for actions that are one choice",
         elements="is, wis, fitted_q or dr",
     )
-    gamma: float | None = flag(None, "discount per step; none = gamma of the run", minimum=0, maximum=1)
+    gamma: float | None = flag(None, "discount per step; none = gamma of the policy", minimum=0, maximum=1)
     updates: int = flag(5_000, "optimizer steps of fitted Q evaluation", minimum=1)
     resamples: int = flag(1_000, "resamples of the episodes for intervals", minimum=1)
     seed: int = flag(0, "seed of fitted Q evaluation and of the resamples", minimum=0, maximum=2**63 - 1)

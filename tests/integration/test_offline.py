@@ -20,6 +20,7 @@ from appo.algorithms.tools import estimate as estimating
 from appo.algorithms.tools import record as recording
 from appo.envs.config import EnvConfig
 from appo.envs.spaces import ActionForm, spec_of
+from appo.utils import checkpoint_files
 from appo.utils.errors import UsageError
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
@@ -283,6 +284,40 @@ def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFi
 
 
 # --- estimates
+
+
+def test_an_estimate_takes_discount_and_network_of_the_policy(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_policy = json.dumps({"gamma": [0.5, 0.9], "hidden_size": [16, 24], "encoder_mlp_layers": [[8], [12, 6]]})
+    small = {"inference": "serial", "num_workers": 1, "num_envs_per_worker": 8, "rollout": 8, "batch_size": 64}
+    run = train(
+        tmp_path / "run",
+        **small | {"env": "CartPole-v1", "num_policies": 2, "per_policy": per_policy, "train_for_env_steps": 300},
+    )
+    capfd.readouterr()
+    networks: list[Any] = []
+    fitted = estimating.FittedQ
+    monkeypatch.setattr(
+        estimating, "FittedQ", lambda spec, network, *more: networks.append(network) or fitted(spec, network, *more)
+    )
+    location, dataset = f"--train_dir={tmp_path}", str(tmp_path / "d")
+    recorded(capfd, "run", location, "--steps=100", "--num_envs=4", "-o", dataset)
+    words = ["run", location, f"--dataset={dataset}", "--updates=1", "--resamples=2", "--json"]
+
+    def gamma_of(policy: int) -> float:
+        assert cli.run("estimate", [*words, f"--policy_index={policy}"]) == 0
+        return float(json.loads(capfd.readouterr().out)["gamma"])
+
+    assert [gamma_of(0), gamma_of(1)] == [0.5, 0.9]
+    assert [(one.hidden_size, one.encoder_mlp_layers) for one in networks] == [(16, (8,)), (24, (12, 6))]
+    (path,) = (run.directory / "checkpoint_p1").glob("ckpt_*")
+    state = json.loads((path / "state.json").read_text())
+    state["traits"]["hyperparameters"]["gamma"] = 0.75  # as a population mutates it
+    files: dict[str, Any] = {one.name: one.read_bytes() for one in path.iterdir() if one.name != "MANIFEST.json"}
+    files["state.json"] = json.dumps(state).encode()
+    checkpoint_files.save(path.parent, checkpoint_files.checkpoint_name(10**6), files)
+    assert gamma_of(1) == 0.75
 
 
 @pytest.mark.slow
