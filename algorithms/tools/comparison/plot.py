@@ -96,6 +96,8 @@ def plot(config: PlotConfig) -> int:
 def _plot_lineage(config: PlotConfig, root: Path) -> int:
     if len(config.runs) > 1:
         raise UsageError(f"--lineage draws one run, not {len(config.runs)}")
+    if config.x != "env_steps":
+        raise UsageError(f"--lineage draws over env steps, not --x={config.x}")
     run = find_run(config.runs[0], root)
     if not (events := read_events(run)):
         raise UsageError(f"{run} has no {LINEAGE_FILE}: it was not trained with --with_pbt or --per_policy")

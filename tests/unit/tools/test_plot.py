@@ -105,6 +105,7 @@ def test_a_picture_of_runs(runs: Path, capsys, axis: str) -> None:
         (["r0", "-o", "train_dir/r0/config.json/x.png"], "config.json/x.png: Not a directory"),
         (["r0", "-o", f"{'x' * 252}.png"], f"cannot write {'x' * 77}...: File name too long"),
         (["r0", "--x=days"], "--x=days is not one of env_steps, hours"),
+        (["r0", "--lineage", "--x=hours"], "--lineage draws over env steps, not --x=hours"),
     ],
 )
 def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -> None:
