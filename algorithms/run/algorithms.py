@@ -15,7 +15,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.family import Preset
 from appo.envs.presets import env_preset, find_name, for_version, public_name
 from appo.utils.errors import UsageError, text_of
-from appo.utils.flags import Flag, flags_of
+from appo.utils.flags import Flag, flags_of, flattened
 from appo.utils.user_modules import import_user_module
 from appo.utils.values import nearest, shown
 
@@ -181,6 +181,15 @@ BEST: Mapping[str, Mapping[str, Best]] = {
     },
 }
 """Value of `--preset` -> name of the environment -> what was measured; other environments: nothing or APPO."""
+
+
+def written_in(content: Mapping[str, object], source: str) -> dict[str, object]:
+    """Return the flags in a configuration file, not converted (UsageError: a flag is there twice, or in a wrong part).
+
+    A flag that the default algorithm lacks keeps its alias: such flags play no role before the algorithm is known.
+    """
+    usual = flag_table(DEFAULT)
+    return {usual.aliases.get(word, word): value for word, value in flattened(content, usual.by_part, source).items()}
 
 
 def chosen_algorithm(flags: Mapping[str, object]) -> str:

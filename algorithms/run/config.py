@@ -27,6 +27,7 @@ from appo.algorithms.run.algorithms import (
     find_preset,
     flag_table,
     require_preset,
+    written_in,
 )
 from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
 from appo.algorithms.run.ranks.check import check_ranks
@@ -256,9 +257,8 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     """
     if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
-            file = flattened(read_mapping(Path(str(path))), FLAGS_BY_PART, "config")
-            file = {flag_table(DEFAULT).aliases.get(name, name): value for name, value in file.items()}
-            file = {name: value for name, value in file.items() if name in ("algo", "env", "preset", *LOCATION[1:])}
+            names, file = ("algo", "env", "preset", *LOCATION[1:]), written_in(read_mapping(Path(str(path))), "config")
+            file = {name: value for name, value in file.items() if name in names}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)
     where = {name: str(given[name]) for name in ("experiment", "experiments_root", "train_dir") if name in given}
@@ -299,13 +299,12 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
     """
     source = f"--config={shown(path)}" if (path := str(given.get("config") or "")) else "command line"
     content = read_mapping(Path(path)) if path else {}
-    usual = flag_table(DEFAULT)  # flags of the other algorithms play no role before the algorithm is known
-    written = {usual.aliases.get(word, word): x for word, x in flattened(content, FLAGS_BY_PART, source).items()}
+    written = written_in(content, source)
     if "config" in written:
         wrong = "a config file cannot name another one" if written["config"] else "a run's own file: see --print_config"
         raise UsageError(f"{source}: {wrong}")
     plain = {**written, **given}
-    location = typed({name: plain[name] for name in LOCATION if name in plain}, source, usual)
+    location = typed({name: plain[name] for name in LOCATION if name in plain}, source, flag_table(DEFAULT))
     run = RunConfig(**location)  # type: ignore[arg-type]
     run.keep_code_out()
     check_folders(run.train_dir, run.experiments_root, run.experiment)

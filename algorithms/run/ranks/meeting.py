@@ -12,13 +12,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from appo.algorithms.run.config import LOCATION, Config
+from appo.algorithms.run.algorithms import DEFAULT, flag_table, written_in
+from appo.algorithms.run.config import LOCATION, Config, typed
 from appo.algorithms.run.folder import check_name
 from appo.algorithms.runtime.config import RunConfig
 from appo.algorithms.runtime.ranks import SHARED_GPU, Rank
 from appo.utils.command_line import words_of
 from appo.utils.errors import AppoError, UsageError
+from appo.utils.files import read_mapping
 from appo.utils.run_folder import RunFolder, append_to_own
+from appo.utils.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +32,13 @@ OWN_FLAGS = ("seed", "train_for_seconds", *LOCATION)
 
 
 def given_ranks(given: Mapping[str, object], rank: Rank | None) -> dict[str, object]:
-    """Return the flags of a command line, with the number of ranks of a launcher (UsageError: another number).
+    """Return the flags of a command line, with the number of ranks of a launcher (UsageError: another number is asked).
 
     After a further start by torchrun, rank 0 resumes the run of the start before.
     """
     if rank is None:
         return dict(given)
-    asked = given.get("num_learners", rank.size)
+    asked = given.get("num_learners") or _learners_in_file(given) or rank.size
     if asked != rank.size:
         raise UsageError(f"--num_learners={asked}: the launcher has started {rank.size} ranks")
     given = {**given, "num_learners": rank.size}
@@ -45,6 +48,16 @@ def given_ranks(given: Mapping[str, object], rank: Rank | None) -> dict[str, obj
         if name := next(filter(None, (name_of_run(replace(rank, start=str(start))) for start in starts)), ""):
             given |= {"experiment": name}
     return given
+
+
+def _learners_in_file(given: Mapping[str, object]) -> object:
+    """Return the number of learners in the config file; None: no file, or the default, as `--print_config` writes."""
+    if not (path := str(given.get("config") or "")):
+        return None
+    source, table = f"--config={shown(path)}", flag_table(DEFAULT)
+    written = {n: x for n, x in written_in(read_mapping(Path(path)), source).items() if n == "num_learners"}
+    asked = typed(written, source, table).get("num_learners")
+    return None if asked == table.flags["num_learners"].default else asked
 
 
 def share_of(config: Config, rank: Rank | None) -> Config:

@@ -69,6 +69,18 @@ def test_the_launcher_decides_the_number_of_learners() -> None:
         given_ranks({"num_learners": 3}, PLACE)
 
 
+@pytest.mark.parametrize(("written", "asked"), [("num_learners = 4", 4), ("[run]\nnum-learners = 3", 3)])
+def test_a_config_file_cannot_ask_for_another_number_of_learners(tmp_path: Path, written: str, asked: int) -> None:
+    (tmp_path / "f.toml").write_text(written)
+    given = {"env": "x", "config": str(tmp_path / "f.toml")}
+    with pytest.raises(UsageError, match=f"--num_learners={asked}: the launcher has started 2 ranks"):
+        given_ranks(given, PLACE)
+    assert given_ranks({**given, "num_learners": 2}, PLACE) == {**given, "num_learners": 2}
+    for agreed in ("num_learners = 2", "num_learners = 1", "gamma = 0.9"):  # 1 is in every file of --print_config
+        (tmp_path / "f.toml").write_text(agreed)
+        assert given_ranks(given, PLACE) == {**given, "num_learners": 2}
+
+
 @pytest.mark.parametrize("announced_by", ["0", "1"])
 def test_a_further_start_of_torchrun_resumes_the_run(announced_by: str) -> None:
     place = replace(PLACE, host="127.0.0.1", port=(store := rank_store.serve()).port, number=0)
