@@ -1,8 +1,9 @@
 """Flags of playing a trained policy, and checks; without torch, so help is quick."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, Self
 
 from appo.algorithms.run.folder import check_folders
 from appo.algorithms.runtime.config import RunConfig
@@ -85,6 +86,12 @@ class EvaluationConfig:
         (), "your classes, package.module:Class, called with episodes and steps as in training; empty = none"
     )
     json: bool = flag(False, "print one JSON object with the results instead of text; opens no window")
+
+    @classmethod
+    def of(cls, config: object, **own: Any) -> Self:
+        """Return the flags of playing without a window: `own`, then the flags of a tool that have a name in common."""
+        common = {one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)}
+        return cls(**{**common, "no_render": True, **own})
 
     @property
     def window(self) -> bool:

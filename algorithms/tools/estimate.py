@@ -57,12 +57,7 @@ def estimate(config: EstimateConfig) -> int:
         CheckpointError: the run has no usable checkpoint.
     """
     machine.limit_threads(1)
-    flags = EvaluationConfig(
-        train_dir=config.train_dir,
-        trust=config.trust,
-        policy_index=config.policy_index,
-        load_checkpoint_kind=config.load_checkpoint_kind,
-    )
+    flags = EvaluationConfig.of(config)
     run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), flags, ANSWERS)
     dataset = dataset_for(run.config.env, config.dataset)
     player, _ = load_player(run, dataset.spec, flags, 0)

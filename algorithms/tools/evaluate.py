@@ -189,14 +189,9 @@ class Evaluator:
         return found
 
     def _flags(self, policy: int, *, deterministic: bool) -> EvaluationConfig:
-        return EvaluationConfig(
-            policy_index=policy,
-            max_num_episodes=self.config.episodes,
-            max_num_frames=self.config.max_num_frames,
-            deterministic=deterministic,
-            no_render=True,
-            train_dir=self.config.train_dir,
-            trust=self.config.trust,
+        episodes = self.config.episodes
+        return EvaluationConfig.of(
+            self.config, policy_index=policy, max_num_episodes=episodes, deterministic=deterministic
         )
 
     def _evaluate(self, run: SavedRun, policy: int, mode: str) -> Evaluation:

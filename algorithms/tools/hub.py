@@ -94,13 +94,7 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
         ResourceError: the checkpoint cannot be written. After any error the new folder is removed.
     """
     source, bundle = RunFolder(find_run(config.run, Path(config.train_dir))), RunFolder(folder)
-    run = load_run(
-        source,
-        EvaluationConfig(
-            policy_index=config.policy_index, load_checkpoint_kind=config.load_checkpoint_kind, trust=config.trust
-        ),
-        LOOKED_AT,
-    )
+    run = load_run(source, EvaluationConfig.of(config), LOOKED_AT)
     if config.video and not os.path.isfile(config.video):
         raise UsageError(f"--video={shown(config.video)}: there is no such file")
     try:

@@ -127,13 +127,7 @@ def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
 
 
 def _flags(config: MatchConfig) -> EvaluationConfig:
-    return EvaluationConfig(
-        max_num_episodes=config.episodes,
-        deterministic=config.deterministic,
-        no_render=True,
-        train_dir=config.train_dir,
-        trust=config.trust,
-    )
+    return EvaluationConfig.of(config, max_num_episodes=config.episodes)
 
 
 def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:

@@ -53,7 +53,7 @@ def record(config: RecordConfig) -> int:
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     run = None
     if config.run:
-        run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), _evaluation(config))
+        run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), EvaluationConfig.of(config))
         if not run.config.env.env:
             raise UsageError(
                 f"run {shown(run.folder.path.name)} has learned from datasets: name its environment with --env"
@@ -72,20 +72,6 @@ def record(config: RecordConfig) -> int:
         writer, returns, assembler = _play(envs, act, config, about, seed)
     say(_report(writer, sum(returns) / max(1, len(returns)), assembler, as_json=config.json))
     return 0
-
-
-def _evaluation(config: RecordConfig) -> EvaluationConfig:
-    return EvaluationConfig(
-        env=config.env,
-        train_dir=config.train_dir,
-        trust=config.trust,
-        policy_index=config.policy_index,
-        load_checkpoint_kind=config.load_checkpoint_kind,
-        milestone=config.milestone,
-        deterministic=config.deterministic,
-        no_render=True,
-        device=config.device,
-    )
 
 
 def _play(
@@ -141,7 +127,7 @@ def _at(obs: dict[str, Array], t: int) -> dict[str, Array]:
 
 def _trained_actions(run: SavedRun, config: RecordConfig, envs: GroupEnv, seed: int) -> Act:
     """Return the source of a checkpoint's actions, with values and, for sampled actions, probabilities."""
-    player, _ = load_player(run, envs.spec, _evaluation(config), seed)
+    player, _ = load_player(run, envs.spec, EvaluationConfig.of(config), seed)
     policy, rows = player.policy, envs.num_rows
     if isinstance(policy, StochasticPolicy):
         policy.records = frozenset(("value",) if config.deterministic else THOUGHTS)
