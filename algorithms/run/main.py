@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -36,10 +36,10 @@ from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, 
 from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, print_into, share_of
-from appo.algorithms.run.resources import check_descriptors, check_machine, free_bytes, memory_plan, reserve
+from appo.algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
 from appo.algorithms.run.resume import ResumeSegments, fill, finished_before, measured_before, seed_of_resumed
 from appo.algorithms.run.schedules import log_schedules
-from appo.algorithms.run.tuning.choice import choose, is_open, report
+from appo.algorithms.run.tuning.choice import is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, measure_run
 from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.budget import Budget
@@ -240,17 +240,15 @@ class Run:
         budget = budget_of(whole, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
-        def blueprint_of(topology: Topology) -> Blueprint:
-            return self.blueprint(config, spec, models, topology, budget, self.device, seed)
-
-        self.sampling = sampling = self._sampling(found, blueprint_of)
+        self.sampling = sampling = self._sampling(found)
         for note in spec.notes:
             log.warning("%s", note)
         topology = topology_of(config, sampling, spec.num_agents)
         remembers = any(model.rnn_state_size for model in models)
         for line in without_effect(config, features_of(config, spec, sampling.placement, remembers=remembers)):
             log.warning("%s", line)
-        blueprint = replace(blueprint_of(topology), directory=self.directory.absolute(), rank=self.rank)  # no trial now
+        blueprint = self.blueprint(config, spec, models, topology, budget, self.device, seed)
+        blueprint = replace(blueprint, directory=self.directory.absolute(), rank=self.rank)
         arena = reserve(blueprint.fields(), config.sampling.memory_limit_mb)
 
         # What this start goes on from; a refusal comes before its flags are saved.
@@ -372,26 +370,20 @@ class Run:
         whole = found.probe.config
         return whole, found._replace(probe=replace(found.probe, config=share_of(whole, self.rank)))
 
-    def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+    def _sampling(self, found: Measurement) -> Sampling:
         """Return the sampling flags, and log the limit of several learners."""
-        plan, rank, probe = self._chosen(found, blueprint), self.rank, found.probe
+        plan, rank, probe = self._chosen(found), self.rank, found.probe
         if rank is not None and not self._is_further:
             sums = Sums(rank.size, probe.models[0].num_weights, LOOPBACK if rank.size == rank.local_size else GIGABIT)
             log.info("%s", learners_text(found.costs, plan, probe.config, probe.spec.num_agents, self.cores, sums))
         return plan
 
-    def _chosen(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+    def _chosen(self, found: Measurement) -> Sampling:
         """Return the best plan by measured costs, or the rules without costs."""
         num_agents = found.probe.spec.num_agents
         if not self.tunes or found.costs is None:
             return plan_workers(found.planned, self.cores, self.placement, num_agents)
-
-        def memory(sampling: Sampling) -> int:
-            return sum(f.nbytes for f in blueprint(topology_of(self.config, sampling, num_agents)).fields())
-
-        plan = choose(
-            found.costs, found.planned, num_agents, self.cores, memory, free_bytes(self.config.sampling.memory_limit_mb)
-        )
+        plan = found.plan(found.planned, self.cores)
         when = f"in {found.seconds:.1f} s" if found.seconds else "by what an earlier start has measured"
         log.info("auto-tuned %s: %s", when, report(found.costs, plan, num_agents))
         if found.busy:

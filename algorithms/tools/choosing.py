@@ -7,12 +7,8 @@ from typing import NamedTuple
 
 from appo.algorithms.run.algorithms import DEFAULT
 from appo.algorithms.run.config import LOCATION, Config, resolve
-from appo.algorithms.run.placement import Sampling, topology_of
-from appo.algorithms.run.plan import RunPlan
-from appo.algorithms.run.resources import free_bytes
-from appo.algorithms.run.tuning.choice import Plan, choose, report
+from appo.algorithms.run.tuning.choice import report
 from appo.algorithms.run.tuning.measure import Measurement
-from appo.algorithms.runtime.budget import Budget
 from appo.utils.command_line import words_of_flag
 from appo.utils.errors import AppoError, Interrupted
 
@@ -95,32 +91,13 @@ def contender(found: Measurement, cores: int) -> Contender:
     """Return a measured algorithm at the speed of its best plan, with the command of the given flags."""
     config, costs, flat = found.planned, found.costs, found.probe.config.to_flat()
     assert costs is not None
-    plan, flags = plan_of(found, config, cores), {name: flat[name] for name in flat if name in config.given}
+    plan, flags = found.plan(config, cores), {name: flat[name] for name in flat if name in config.given}
     if config.sampling.num_workers and "num_workers" not in flags:
         sampling = replace(config.sampling, num_workers=cores)
-        every = plan_of(found, replace(config, sampling=sampling), cores)
+        every = found.plan(replace(config, sampling=sampling), cores)
         if every.samples_per_second > PAYS * plan.samples_per_second:
             plan, flags = every, {**flags, "num_workers": cores}
     flags = {"algo": config.run.algo, **{name: value for name, value in flags.items() if name not in LOCATION}}
     words = [word for name, value in flags.items() for word in words_of_flag(name, value)]
     figures = report(costs, plan, found.probe.spec.num_agents)
     return Contender(config.run.algo, plan.samples_per_second, figures, shlex.join(["appo", "train", *words]))
-
-
-def plan_of(found: Measurement, planned: Config, cores: int) -> Plan:
-    """Return the plan that a start chooses by measured costs, under flags of sampling that may differ from the run's.
-
-    Args:
-        found: measurement with costs.
-        planned: configuration to plan by.
-        cores: number of cores.
-    """
-    spec, models, config = found.probe.spec, found.probe.models, found.probe.config
-    assert found.costs is not None
-
-    def memory(sampling: Sampling) -> int:
-        topology = topology_of(config, sampling, spec.num_agents)
-        budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
-        return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
-
-    return choose(found.costs, planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))

@@ -25,7 +25,7 @@ from appo.algorithms.run.tuning.measure import Measurement, enter, measure_run, 
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes import fork_server, inquiry
 from appo.algorithms.runtime.processes.janitor import Janitor
-from appo.algorithms.tools.choosing import STEPS, choice, plan_of
+from appo.algorithms.tools.choosing import STEPS, choice
 from appo.algorithms.tools.examine_env import Examination, send_examination
 from appo.algorithms.tools.flags import DoctorConfig
 from appo.envs.make import FAMILIES, check_name
@@ -373,7 +373,7 @@ def recommendation(found: Measurement, cores: int) -> Finding:
         sampling = plan_workers(found.planned, cores, placement, found.probe.spec.num_agents)
         said = "by fixed rules"
     else:
-        plan = plan_of(found, found.planned, cores)
+        plan = found.plan(found.planned, cores)
         sampling, said = plan.sampling, report(found.costs, plan, found.probe.spec.num_agents)
     actors = {
         "num_workers": sampling.num_workers,

@@ -1,7 +1,7 @@
 """The head of a run with several machines: a run whose bridge brings trajectories of the machines of a Ray cluster."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,6 @@ from appo.algorithms.runtime.processes.pool import Workers
 from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.roles import BRIDGE
 from appo.algorithms.runtime.runner import Runner
-from appo.algorithms.runtime.topology import Topology
 from appo.utils.metrics import short_number
 
 log = logging.getLogger(__name__)
@@ -90,9 +89,9 @@ class HeadRun(Run):
         check_machines(self.config)
         super()._check_names()
 
-    def _sampling(self, found: Measurement, blueprint: Callable[[Topology], Blueprint]) -> Sampling:
+    def _sampling(self, found: Measurement) -> Sampling:
         self.costs = found.costs
-        return super()._sampling(found, blueprint)
+        return super()._sampling(found)
 
     def _start(self, stack: ExitStack) -> Runner:
         self.cluster = stack.enter_context(cluster_of(self.config.sampling.ray, self.janitor, self.signals))

@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed, learned_spec
-from appo.algorithms.run.placement import require_one_per_process
-from appo.algorithms.run.plan import Probe
-from appo.algorithms.run.tuning.choice import NOTHING, Costs, Curve, threads_to_time, usual_ratio
+from appo.algorithms.run.placement import Sampling, require_one_per_process, topology_of
+from appo.algorithms.run.plan import Probe, RunPlan
+from appo.algorithms.run.resources import free_bytes
+from appo.algorithms.run.tuning.choice import NOTHING, Costs, Curve, Plan, choose, threads_to_time, usual_ratio
+from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes.inquiry import Inquiry
 from appo.algorithms.runtime.processes.janitor import Janitor
@@ -78,6 +80,18 @@ class Measurement(NamedTuple):
     def busy(self) -> bool:
         """Return whether other programs took so much of the machine that the costs may be far off."""
         return self.others >= BUSY_SHARE
+
+    def plan(self, planned: Config, cores: int) -> Plan:
+        """Return the plan of a start by measured costs, under flags of sampling that may differ from the run's."""
+        spec, models, config = self.probe.spec, self.probe.models, self.probe.config
+        assert self.costs is not None
+
+        def memory(sampling: Sampling) -> int:
+            topology = topology_of(config, sampling, spec.num_agents)
+            budget = Budget.of(config.run, config.sampling, spec.frames_per_step)
+            return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
+
+        return choose(self.costs, planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))
 
 
 def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Measurement:
