@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def run_of(folder: Path, *kwargs: str, env_steps: int = 1500) -> tuple[TrainingRun, Ended, dict[str, int]]:
     """A run of two actors with a hostile environment, how it ended, and its last counters."""
     hangs = any(word.startswith("fault=hang") for word in kwargs)
-    flags = ("--inference=local", f"--step_timeout_seconds={1 if hangs else 60}", f"--train_for_env_steps={env_steps}")
+    flags = ("--inference=local", f"--step_timeout_seconds={4 if hangs else 60}", f"--train_for_env_steps={env_steps}")
     words = ("--env_kwargs", f"stamp={folder / 'stamp'}", *kwargs)
     with TrainingRun(folder, *flags, *words, env=HOSTILE) as run:
         ended = run.wait(END_SECONDS)
@@ -75,10 +75,10 @@ def test_it_is_made_again_and_nothing_else_happens(tmp_path: Path, words: tuple[
         (("fault=segfault", "at=30"), "was killed by SIGSEGV"),
         (("fault=abort", "at=30"), "was killed by SIGABRT"),
         (("fault=kill_itself", "at=30"), "was killed by SIGKILL, not by the kernel's out-of-memory killer"),
-        (("fault=hang", "at=30"), "takes longer than 1 s"),
-        (("fault=hang_in_c", "at=30"), "takes longer than 1 s"),
-        (("fault=hang", "where=reset", "at=2"), "takes longer than 1 s"),
-        (("fault=hang_in_a_message", "at=30"), "takes longer than 1 s"),
+        (("fault=hang", "at=30"), "takes longer than 4 s"),
+        (("fault=hang_in_c", "at=30"), "takes longer than 4 s"),
+        (("fault=hang", "where=reset", "at=2"), "takes longer than 4 s"),
+        (("fault=hang_in_a_message", "at=30"), "takes longer than 4 s"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
