@@ -8,6 +8,7 @@ Fields that fill during the run are at the end, and the filling process reserves
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -60,11 +61,20 @@ def _divided(fields: Sequence[Field]) -> tuple[list[Field], list[Field], int]:
 
 
 class Arena:
-    """Named arrays in one memory region, shared with every process that receives the arena at its start."""
+    """Named arrays in one memory region, shared with every process that receives the arena at its start.
+
+    The memory lives as long as the arena or one of its arrays.
+
+    Args:
+        fields: arrays in the region.
+        descriptor: memfd of the region, which the arena closes at its own end.
+    """
 
     def __init__(self, fields: Sequence[Field], descriptor: int) -> None:
         self.fields = tuple(fields)
         self.descriptor = descriptor
+        # The mapping has a duplicate of its own. At the end of the process the kernel closes both.
+        weakref.finalize(self, os.close, descriptor).atexit = False
         at_start, filling, self.reserved_nbytes = _divided(self.fields)
         places = offsets(at_start)[0]
         more, self.nbytes = offsets(filling, self.reserved_nbytes)

@@ -1,4 +1,5 @@
 import errno
+import gc
 import mmap
 import multiprocessing
 import os
@@ -91,6 +92,20 @@ def test_memory_has_no_name() -> None:
     arena = Arena.create(FIELDS)
     assert os.readlink(f"/proc/self/fd/{arena.descriptor}") == "/memfd:appo-arena (deleted)"
     assert not [name for name in os.listdir("/dev/shm") if "appo" in name]
+
+
+def test_descriptors_of_an_arena_close_with_the_arena() -> None:
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    arena = Arena.create(FIELDS)
+    array = arena["words"]
+    del arena
+    gc.collect()
+    array[0, 0] = 7  # the mapping lives on, with its own descriptor
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    del array
+    gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_pages_are_reserved_at_once() -> None:
