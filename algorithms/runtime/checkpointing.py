@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,8 +21,16 @@ from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, Table
 from appo.algorithms.runtime.memory.plain_state import OF_MAIN
 from appo.algorithms.runtime.memory.state_files import decode, encode
-from appo.algorithms.runtime.messages import Message, PolicyTraits, SaveState, StateSaved, WorkerRestarted
+from appo.algorithms.runtime.messages import (
+    Address,
+    Message,
+    PolicyTraits,
+    SaveState,
+    StateSaved,
+    WorkerRestarted,
+)
 from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.roles import LEARNER
 from appo.utils import checkpoint_files
 from appo.utils.errors import AppoError, NumericsError
 from appo.utils.run_folder import RunFolder
@@ -50,7 +59,10 @@ class Checkpointing:
         self._writer = DiskThread("checkpoint")
         self._pending: dict[int, Future[None]] = {}
         self._saved_steps: dict[int, int] = {}
-        self._owed: list[set[Kind]] = [set() for _ in blocks]  # kinds requested and not on disk yet
+        self._requests: list[deque[set[Kind]]] = [deque() for _ in blocks]  # kinds of each unanswered request
+        self._late: list[set[Kind]] = [set() for _ in blocks]  # kinds of answers during a write
+        self._owed: list[set[Kind]] = [set() for _ in blocks]  # kinds in the present write or in failed writes
+        self._restarted = set[int]()  # policies whose learner may have died before answering
         now = time.monotonic()
         # With --deterministic_resume a run resumes from a barrier alone, never from a moment of the clock.
         self._regular: frozenset[Kind] = frozenset() if config.deterministic_resume else frozenset({"regular"})
@@ -72,24 +84,33 @@ class Checkpointing:
     @property
     def busy(self) -> bool:
         """Return whether requested states are not on disk yet."""
-        return any(self._owed) or any(not writing.done() for writing in self._pending.values())
+        unsaved = (*self._requests, *self._late, *self._owed)
+        return any(unsaved) or any(not writing.done() for writing in self._pending.values())
 
     def handle(self, message: Message) -> None:
         """Write the state that a learner has put into its block."""
         if isinstance(message, StateSaved):
-            last = self._pending.get(message.policy)
-            if last is None or last.done():
-                if last is not None:
-                    last.result()  # raises anything but `AppoError`: a bug must not pass unnoticed in a thread
-                save = functools.partial(self._write, message.policy, self._order(message.policy))
-                self._pending[message.policy] = self._writer.submit(save)
-        elif isinstance(message, WorkerRestarted) and any(self._owed):  # a learner may have died before answering
-            self._due = min(self._due, time.monotonic())
+            requests = self._requests[message.policy]
+            kinds = requests.popleft() if requests else set[Kind]()  # a learner answers in order
+            if self._is_writing(message.policy):  # perhaps a state from before the request
+                self._late[message.policy] |= kinds
+            else:
+                self._begin_write(message.policy, kinds)
+        elif isinstance(message, WorkerRestarted):
+            policies = range(len(self._requests))
+            self._restarted |= {p for p in policies if message.process == str(Address(LEARNER.name, p))}
 
     def tick(self, now: float) -> Iterator[Message]:
-        """Request states when a checkpoint is due; without blocks, as in a rank other than 0, never."""
+        """Request states when a checkpoint is due, and write late ones; without blocks, as in a rank above 0, never."""
         if not self.blocks:
             return
+        for policy, late in enumerate(self._late):
+            if late and not self._is_writing(policy):
+                self._begin_write(policy, late)
+                late.clear()
+        for policy in self._restarted:
+            yield from [SaveState(policy)] * len(self._requests[policy])
+        self._restarted.clear()
         kinds: set[Kind] = set()
         if now >= self._milestone_due:
             self._due, self._milestone_due = now, now + self.config.save_milestones_sec
@@ -103,7 +124,7 @@ class Checkpointing:
         for policy, progress in enumerate(self.monitor.policies):
             better: set[Kind] = {"best"} if look and self._best[policy].better(progress) is not None else set()
             if kinds | better:
-                self._owed[policy] |= kinds | better
+                self._requests[policy].append(kinds | better)
                 yield SaveState(policy)
 
     def finish(self, *, regular: bool = True) -> None:
@@ -117,15 +138,29 @@ class Checkpointing:
         """
         self._writer.finish(SAVING)
         kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
-        for policy in range(len(self.blocks)):
+        for policy, (requests, late) in enumerate(zip(self._requests, self._late, strict=True)):
+            self._owed[policy].update(late, *requests)  # no learner is left to answer
+            requests.clear()
+            late.clear()
             saving = self._writer.submit(self._order(policy, *kinds))
             self._writer.finish(SAVING)
             saving.result(0.0)  # already done
 
+    def _is_writing(self, policy: int) -> bool:
+        return policy in self._pending and not self._pending[policy].done()
+
+    def _begin_write(self, policy: int, kinds: set[Kind]) -> None:
+        """Write the state in the block of a policy that is not being written."""
+        if (last := self._pending.get(policy)) is not None:
+            last.result()  # raises anything but `AppoError`: a bug must not pass unnoticed in a thread
+        self._owed[policy] |= kinds
+        save = functools.partial(self._write, policy, self._order(policy))
+        self._pending[policy] = self._writer.submit(save)
+
     def _order(self, policy: int, *kinds: Kind) -> Callable[[], None]:
         """Make the action that writes checkpoints of a policy: these kinds, and the kinds still due.
 
-        The action contains the facts of main at the arrival of the learner's state.
+        The action contains the present facts of main.
         """
         better = self._best[policy].better(self.monitor.policies[policy])
         wanted = frozenset(self._owed[policy].union(kinds) or self._regular)

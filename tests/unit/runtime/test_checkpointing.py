@@ -3,6 +3,7 @@ import json
 import logging
 import math
 import os
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,7 @@ from appo.algorithms.runtime.config import LoggingConfig, RunConfig
 from appo.algorithms.runtime.memory.arena import Arena
 from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, Table
 from appo.algorithms.runtime.memory.state_files import decode, encode
-from appo.algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
+from appo.algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved, WorkerRestarted
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.utils import checkpoint_files, failpoints
@@ -273,6 +274,74 @@ def test_states_are_asked_for_when_they_are_due(tmp_path: Path, monkeypatch: pyt
     assert saving.asked(1.0) == [SaveState(0), SaveState(1)]
     assert saving.asked(0.1) == []
     assert saving.asked(60.0) == [SaveState(0), SaveState(1)]
+
+
+def test_a_state_that_comes_during_a_write_is_written_after_that_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_every_sec=60)
+    read, has_read, goes_on = saving.blocks[0].read, threading.Event(), threading.Event()
+
+    def read_and_wait() -> LearnerState | None:
+        state = read()
+        has_read.set()
+        assert goes_on.wait(60)
+        return state
+
+    monkeypatch.setattr(saving.blocks[0], "read", read_and_wait)
+    saving.blocks[0].write(state_of(100))
+    assert saving.asked(60.0) == [SaveState(0)]
+    saving.checkpointing.handle(StateSaved(0, 100))
+    assert has_read.wait(60)
+    saving.checkpointing.ask()
+    assert saving.asked(1.0) == [SaveState(0)]
+    saving.blocks[0].write(state_of(200))
+    saving.checkpointing.handle(StateSaved(0, 200))
+    assert saving.asked(1.0) == []  # the disk is not free yet
+    goes_on.set()
+    saving.checkpointing._pending[0].result(60)
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]
+    assert saving.checkpointing.busy
+    assert saving.asked(1.0) == []  # the state is in the block already
+    saving.checkpointing._pending[0].result(60)
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000200"]
+    assert not saving.checkpointing.busy
+    saving.checkpointing.finish()
+
+
+def test_the_answer_to_an_earlier_request_does_not_end_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_every_sec=60)
+    assert saving.asked(60.0) == [SaveState(0)]
+    saving.checkpointing.ask()
+    assert saving.asked(1.0) == [SaveState(0)]
+    saving.learned(100)
+    assert saving.checkpointing.busy
+    saving.learned(200)
+    assert not saving.checkpointing.busy
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000200"]
+    saving.checkpointing.finish()
+
+
+@pytest.mark.parametrize("deterministic_resume", [False, True])
+def test_a_new_learner_is_asked_again_for_the_states_that_the_dead_one_did_not_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic_resume: bool
+) -> None:
+    flags = {"deterministic_resume": deterministic_resume, "save_every_env_steps": 100}
+    saving = Saving(tmp_path, monkeypatch, policies=2, save_milestones_sec=60, **flags)
+    assert saving.asked(60.0) == [SaveState(0), SaveState(1)]
+    saving.learned(100)
+    for process in ("actor_1", "learner_0"):  # which have nothing to send
+        saving.checkpointing.handle(WorkerRestarted(process, 1, "killed"))
+    assert saving.asked(1.0) == []
+    saving.checkpointing.handle(WorkerRestarted("learner_1", 1, "killed"))
+    assert saving.asked(1.0) == [SaveState(1)]
+    assert saving.checkpointing.busy
+    saving.learned(100, policy=1)
+    assert not saving.checkpointing.busy
+    assert names(tmp_path / "checkpoint_p1" / "milestones") == ["ckpt_000000000100"]
+    saving.checkpointing.finish()
 
 
 def test_between_barriers_only_the_best_and_milestones_are_saved(
