@@ -58,7 +58,7 @@ class Checkpointing:
         self._best = [Best(self.folder.checkpoints(policy, "best"), config) for policy in range(len(blocks))]
         self._writer = DiskThread("checkpoint")
         self._pending: dict[int, Future[None]] = {}
-        self._saved_steps: dict[int, int] = {}
+        self._saved: dict[int, tuple[int, int]] = {}  # env steps and version of the newest checkpoint
         self._requests: list[deque[set[Kind]]] = [deque() for _ in blocks]  # kinds of each unanswered request
         self._late: list[set[Kind]] = [set() for _ in blocks]  # kinds of answers during a write
         self._owed: list[set[Kind]] = [set() for _ in blocks]  # kinds in the present write or in failed writes
@@ -181,13 +181,14 @@ class Checkpointing:
             return
         if not state.is_finite:
             raise NumericsError("weights or moments are not finite; older checkpoints are kept")
-        steps = int(state.meta["env_steps"])
+        moment = steps, _ = int(state.meta["env_steps"]), int(state.meta["version"])
         name = checkpoint_files.checkpoint_name(steps)
         state = replace(state, meta={**state.meta, "progress": progress})
-        is_new = steps != self._saved_steps.get(policy) or not os.path.lexists(parent / name)  # or removed
+        # Weights that are set from outside raise the version alone.
+        is_new = moment != self._saved.get(policy) or not os.path.lexists(parent / name)  # or removed
         if "regular" in kinds and is_new:
             path = checkpoint_files.save(parent, name, encode(state, table))
-            self._saved_steps[policy] = steps
+            self._saved[policy] = moment
             log.info("saved %s", path)
         if "milestone" in kinds:
             checkpoint_files.save(self.folder.checkpoints(policy, "milestone"), name, encode(state, table))

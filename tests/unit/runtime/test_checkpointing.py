@@ -410,6 +410,21 @@ def test_a_state_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert directory.stat().st_ino == inode
 
 
+def test_other_weights_at_the_same_env_steps_replace_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.learned(100)
+    other = replace(state_of(7), meta={**state_of(100).meta, "version": 30})
+    saving.blocks[0].write(other)
+    saving.checkpointing.handle(StateSaved(0, 100))
+    saving.checkpointing.finish()
+    assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]
+    blocks = blocks_of()
+    resume(tmp_path, blocks, [MODEL])
+    assert_same(blocks[0].read(), other)
+
+
 def test_the_end_saves_what_was_learned_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = Saving(tmp_path, monkeypatch, policies=3)
     saving.learned(100)
