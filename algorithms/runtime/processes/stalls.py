@@ -123,7 +123,7 @@ class StallWatch:
         pulses = supervisor.pulses()
         nothing = f"nothing trained for {now - self.stall.since:.0f} s"
         hopeless = self.stall.hopeless(now, all_wait_since(pulses, complete=not supervisor.due))
-        if hopeless and (last := supervisor.last_death):
+        if hopeless and self.stall.deaths and (last := supervisor.last_death):
             raise WorkerError(f"{nothing}: {last.cause}", last.exit_code, last.traceback)
         if hopeless or self.stall.worth_saying(now, SAY_AFTER_SECONDS):
             owed = {name: self.progress.owes(name) for name in pulses}

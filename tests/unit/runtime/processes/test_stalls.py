@@ -1,5 +1,12 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
-from appo.algorithms.runtime.processes.stalls import Stall, all_wait_since, who_waits
+from appo.algorithms.runtime.processes.restarts import Death
+from appo.algorithms.runtime.processes.stalls import Stall, StallWatch, all_wait_since, who_waits
+from appo.algorithms.runtime.processes.supervisor import WorkerError
 
 
 def pulse(activity: Activity, since: float, began: float) -> Pulse:
@@ -51,6 +58,34 @@ def test_that_all_wait_for_each_other_ends_the_run() -> None:
     assert not stall.hopeless(159.0, 90.0)
     assert stall.hopeless(160.0, 90.0)
     assert not stall.hopeless(160.0, 110.0)
+
+
+@pytest.mark.parametrize(
+    ("died", "reason"),
+    [
+        (1.0, "nothing trained for 60 s: actor_0 waits since 61.0 s (wants a slot)"),
+        (3.0, "nothing trained for 60 s: actor_0 was killed"),
+    ],
+)
+def test_the_end_names_a_death_only_if_training_stopped_before_the_death(died: float, reason: str) -> None:
+    progress: Any = SimpleNamespace(owes=lambda name: "wants a slot")
+    trained = {1.0: 5, 2.0: 6, 3.0: 6, 62.0: 6}
+    now = 0.0
+    watch = StallWatch(progress, lambda: trained[now])
+    supervisor: Any = SimpleNamespace(
+        deaths=0, last_death=None, due={}, pulses=lambda: {"actor_0": pulse(Activity.WAITING, 1.0, 1.0)}
+    )
+
+    def run() -> None:
+        nonlocal now
+        for now in trained:
+            if now == died:
+                supervisor.deaths, supervisor.last_death = 1, Death("actor_0 was killed", own_fault=False)
+            watch.look(supervisor, now)
+
+    with pytest.raises(WorkerError) as caught:
+        run()
+    assert str(caught.value) == reason
 
 
 def test_the_line_comes_later_and_later() -> None:
