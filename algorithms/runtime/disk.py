@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -96,13 +97,11 @@ class DiskThread:
             patience_seconds = 0.0
         began = time.monotonic()
         future = self.submit(action)
-        try:
-            return future.result(patience_seconds)
-        except TimeoutError:
-            if future.done():  # raised by the action
-                raise
-            self._since = self._since or began
-            return None
+        futures.wait([future], patience_seconds)
+        if future.done():
+            return future.result(0.0)
+        self._since = self._since or began
+        return None
 
     def finish(self, what: str, patience_seconds: float | None = None) -> bool:
         """Wait until all actions are done, and end the thread; the next action starts another.
@@ -144,10 +143,9 @@ def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
     thread = DiskThread("look")
     future = thread.submit(action)
     try:
-        return future.result(seconds)
-    except TimeoutError:
+        futures.wait([future], seconds)
         if future.done():
-            raise
+            return future.result(0.0)
         log.warning("the disk has not answered for %.0f s", seconds)
         return otherwise
     finally:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -47,6 +48,28 @@ def test_what_fails_says_so() -> None:
         thread.do(fail, LONG_SECONDS)
     assert not thread.is_late
     assert thread.finish("tests", LONG_SECONDS)
+
+
+@pytest.mark.parametrize("in_own_thread", [False, True])
+def test_an_action_that_ends_as_the_patience_ends_is_done(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch, in_own_thread: bool
+) -> None:
+    class EndsAtTheLook(Future[bool]):
+        """Ends just before the caller looks whether the action is done."""
+
+        def done(self) -> bool:
+            gate.set()
+            self.result(LONG_SECONDS)
+            return super().done()
+
+    monkeypatch.setattr(disk, "Future", EndsAtTheLook)
+    if in_own_thread:
+        assert within(0.0, lambda: gate.wait(LONG_SECONDS), False) is True
+    else:
+        thread = DiskThread("test")
+        assert thread.do(lambda: gate.wait(LONG_SECONDS), 0.0) is True
+        assert not thread.is_late
+        assert thread.finish("tests", LONG_SECONDS)
 
 
 def test_nobody_waits_for_a_disk_that_does_not_answer(gate: threading.Event) -> None:
