@@ -8,54 +8,80 @@ with one producer, remain.
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from appo.algorithms.cli import run_command
-from appo.algorithms.run.config import Config, parse_train
+from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.main import Run, train
 from appo.algorithms.run.workers import blueprint
 from appo.algorithms.run.workers.blueprint import Blueprint
 from appo.algorithms.runtime.memory.heartbeat import Heartbeat
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.messages import Address, Worker
-from appo.algorithms.runtime.processes import crash_recorder, stalls
+from appo.algorithms.runtime.processes import crash_recorder
 from appo.algorithms.runtime.processes.process import ProcessPlan
 from appo.algorithms.runtime.processes.restarts import Limits
+from appo.algorithms.runtime.processes.stalls import StallWatch
 from appo.algorithms.runtime.sampling.env_group import EnvGroup
 from appo.envs.finite import FiniteCheck
-from appo.envs.loop.env_set import OnFailure
 
 PROGRAM = "from benchmarks.promises.bare import main; main()"
+
+Replacement = tuple[object, str, object]
+"""A class or module, the name of an attribute, and the value that replaces the attribute."""
 
 
 def _nothing(*arguments: object, **more: object) -> None:
     """Replace a function that is switched off."""
 
 
+IN_WORKERS: tuple[Replacement, ...] = (
+    *((Heartbeat, name, _nothing) for name in ("beat", "alive", "enter_queue", "leave_queue")),
+    (FiniteCheck, "__call__", lambda self, obs, reward: {}),
+    (EnvGroup, "note_counts", _nothing),
+    (LearnerLedger, "note", _nothing),
+    (blueprint, "IncidentFolder", _nothing),
+    (blueprint, "_leak_watch", _nothing),
+    (crash_recorder, "memory_of", _nothing),
+)
+IN_MAIN: tuple[Replacement, ...] = ((StallWatch, "look", _nothing),)
+
+
+def in_networks() -> tuple[Replacement, ...]:
+    """Return the replacements in processes with a network, which load torch anyway."""
+    from appo.algorithms.runtime.learning import learner_worker
+    from appo.algorithms.runtime.memory import weights
+    from appo.algorithms.runtime.sampling import weight_reader
+
+    return (
+        (weights, "checksum", lambda vector: 0),
+        (weight_reader, "checksum", lambda vector: 0),
+        (weight_reader.WeightReader, "_checksum_loaded", lambda self: 0),
+        (learner_worker, "STATE_SECONDS", math.inf),
+    )
+
+
+def replace_all(replacements: Iterable[Replacement]) -> None:
+    """Replace attributes in this process.
+
+    Raises:
+        AttributeError: an attribute does not exist, so its part of supervision would stay on.
+    """
+    for owner, name, value in replacements:
+        if name not in vars(owner):
+            raise AttributeError(f"{owner} has no {name} to switch off")
+        setattr(owner, name, value)
+
+
 class BareBlueprint(Blueprint):
     """Builds workers with all supervision switched off."""
 
     def __call__(self, plan: ProcessPlan, heartbeat: Heartbeat) -> Mapping[Address, Worker]:
-        for name in ("beat", "enter_queue", "leave_queue"):
-            setattr(heartbeat, name, _nothing)
-        FiniteCheck.__call__ = lambda self, obs, reward: {}  # type: ignore[method-assign]
-        EnvGroup.note_counts = LearnerLedger.note = _nothing  # type: ignore[method-assign]
-        blueprint._on_failure = lambda config, worker: _without_incidents(config)  # type: ignore[assignment]
-        blueprint._leak_watch = _nothing  # type: ignore[assignment]
-        crash_recorder.memory_of = _nothing  # type: ignore[assignment]
+        replace_all(IN_WORKERS)
         if any(address.role != "actor" for address in plan.workers):
-            from appo.algorithms.runtime.learning import learner_worker
-            from appo.algorithms.runtime.memory import weights
-            from appo.algorithms.runtime.sampling import policy_worker
-
-            weights.checksum = policy_worker.checksum = lambda vector: 0
-            learner_worker.STATE_SECONDS = math.inf
+            replace_all(in_networks())
         return super().__call__(plan, heartbeat)
-
-
-def _without_incidents(config: Config) -> OnFailure:
-    return OnFailure(config.env.max_env_rebuilds)
 
 
 class BareRun(Run):
@@ -71,5 +97,5 @@ class BareRun(Run):
 
 def main() -> None:
     """Train with the flags of train_appo.py."""
-    stalls.StallWatch.look = _nothing  # type: ignore[method-assign]
+    replace_all(IN_MAIN)
     sys.exit(run_command(lambda: train(parse_train(sys.argv[1:]), BareRun)))

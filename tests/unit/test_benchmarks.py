@@ -20,7 +20,7 @@ from appo.envs.spec import ActionPart, ActionSpec
 from appo.utils.errors import UsageError
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import apex_peers
-from benchmarks.promises import machines, on_machines, soak, under_fire
+from benchmarks.promises import bare, machines, on_machines, soak, under_fire
 from benchmarks.report import __main__ as report
 from benchmarks.report import performance_page
 from benchmarks.scores import learning, population
@@ -278,6 +278,17 @@ class TestPromises:
         for pair in pairs:
             for one in pair:
                 one.close()
+
+    def test_all_supervision_that_is_switched_off_exists(self) -> None:
+        for owner, name, _ in (*bare.IN_MAIN, *bare.IN_WORKERS, *bare.in_networks()):
+            assert name in vars(owner)
+
+    def test_supervision_that_has_moved_away_is_an_error(self) -> None:
+        class Emptied:
+            """Without a call of its own."""
+
+        with pytest.raises(AttributeError, match="Emptied'> has no __call__ to switch off"):
+            bare.replace_all([(Emptied, "__call__", len)])
 
     def test_environments_for_machines_are_slow_on_the_head_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         slept: list[float] = []
