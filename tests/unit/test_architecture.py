@@ -258,6 +258,7 @@ WITHOUT_END = {
     "appo.algorithms.tools.replay_incident: ours.recv()": "only after poll()",
     "appo.algorithms.runtime.processes.inquiry: self._pipe.recv()": "only after poll()",
     "appo.algorithms.run.tuning.measure: pipe.recv()": "only after poll()",
+    "appo.algorithms.runtime.monitor.tracker_process: waiting.get()": "the end of main ends the records",
     "appo.algorithms.runtime.monitor.panel: captured.get()": "no wait: the text that was drawn",
     "appo.algorithms.runtime.checkpointing: last.result()": "only when it is done",
     "appo.algorithms.runtime.learning.read_batches: reading.result()": "in a thread of its own; files have no deadline",

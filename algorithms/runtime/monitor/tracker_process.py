@@ -4,14 +4,15 @@ Main writes JSON lines to stdin: first the name of the tracker with the settings
 runs without packages of appo.
 """
 
+import contextlib
 import importlib
 import json
+import queue
 import re
 import signal
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 
 NOTHING_SENT = 3  # exit code after a failure before the first record was sent
 FAULT = "error: "  # begins the line of the log with the failure
+MOST_WAITING = 1000  # records, for a slow tracker
 HEAD = ("elapsed_seconds", "env_steps", "samples", "discarded", "policy")
 
 
@@ -78,54 +80,34 @@ CLIENTS: Mapping[str, Callable[[Mapping[str, Any]], WandbClient | MlflowClient]]
 }
 
 
-class _Lines(threading.Thread):
-    """Reads main's lines at once, so a slow tracker drops the oldest records and never fills the pipe.
-
-    Args:
-        stream: file of the script. Not `sys.stdin`: the interpreter's exit would wait for the thread and abort.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(daemon=True)
-        self._stream = stream
-        self.waiting: deque[dict[str, Any]] = deque(maxlen=1000)
-        self.changed = threading.Condition()
-        self.ended = False
-
-    def run(self) -> None:
-        for line in self._stream:
-            if not line.endswith(b"\n"):  # main was killed while it wrote
-                break
-            with self.changed:
-                self.waiting.append(json.loads(line))
-                self.changed.notify()
-        with self.changed:
-            self.ended = True
-            self.changed.notify()
-
-    def next(self) -> dict[str, Any] | None:
-        """Wait for a line and return the oldest; None after the last."""
-        with self.changed:
-            while not self.waiting and not self.ended:
-                self.changed.wait(1.0)
-            return self.waiting.popleft() if self.waiting else None
+def _read(stream: BinaryIO, waiting: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+    """Queue main's records at once, so a slow tracker drops the oldest and never fills the pipe; at last queue None."""
+    for line in stream:
+        if not line.endswith(b"\n"):  # main was killed while it wrote
+            break
+        if waiting.qsize() >= MOST_WAITING:
+            with contextlib.suppress(queue.Empty):  # the tracker took the last record meanwhile
+                waiting.get_nowait()
+        waiting.put_nowait(json.loads(line))
+    waiting.put_nowait(None)
 
 
 def _main() -> None:
     for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU"):  # main ends the process
         signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_IGN)
+    # Not `sys.stdin`: the interpreter's exit would wait for the thread and abort.
     stream = open(0, "rb", closefd=False)  # noqa: SIM115 - as long as the process lives
     first = stream.readline()
     if not first.endswith(b"\n"):  # main ended before the settings were written
         return
     asked = json.loads(first)
     settings = asked["settings"]
-    lines = _Lines(stream)
-    lines.start()
+    waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(stream, waiting), daemon=True).start()
     sent = 0
     try:
         client = CLIENTS[asked["tracker"]](settings)
-        while (record := lines.next()) is not None:
+        while (record := waiting.get()) is not None:
             policy = record.pop("policy")
             prefix = f"p{policy}/" if settings["config"].get("num_policies", 1) > 1 else ""
             figures = {name if name in HEAD else prefix + name: value for name, value in record.items()}

@@ -1,7 +1,9 @@
 """Trackers beside a run, with modules that take the place of their packages: what they do must not matter."""
 
+import io
 import json
 import os
+import queue
 import re
 import signal
 import time
@@ -15,6 +17,7 @@ from appo.algorithms.run.observers import check_observers
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.config import LoggingConfig
 from appo.algorithms.runtime.monitor.monitor import Monitor
+from appo.algorithms.runtime.monitor.tracker_process import MOST_WAITING, _read
 from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, wandb_settings
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.janitor import Janitor
@@ -90,6 +93,14 @@ def test_it_gets_every_record_and_ends(start: Callable[[str], Tracker], tmp_path
     assert records == [{"env_steps": float(step), "p1/train/loss": 0.5} for step in range(3)]
     assert finished == "finished"
     assert (tracker.dropped, tracker.janitor.groups) == (0, [])  # type: ignore[attr-defined]
+
+
+def test_a_slow_tracker_loses_the_oldest_records() -> None:
+    waiting: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
+    lines = b"".join(b'{"number": %d}\n' % number for number in range(MOST_WAITING + 5))
+    _read(io.BytesIO(lines + b'{"number": 9'), waiting)
+    records = [waiting.get_nowait() for _ in range(waiting.qsize())]
+    assert records == [*({"number": number} for number in range(5, MOST_WAITING + 5)), None]
 
 
 def test_a_line_that_is_torn_by_the_end_of_main_ends_it_as_well(
