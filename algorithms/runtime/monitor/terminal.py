@@ -7,12 +7,11 @@ no time.
 """
 
 import contextlib
-import io
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO, cast
 
 CLOSING_SECONDS = 1.0
@@ -134,8 +133,8 @@ class Screen:
         return above
 
 
-class AboveFrame(io.TextIOBase):
-    """A stream whose complete lines appear above the frame of a screen."""
+class AboveFrame:
+    """A stream whose complete lines appear above the frame of a screen; otherwise like the stream."""
 
     def __init__(self, screen: Screen, stream: TextIO) -> None:
         self._screen, self._stream = screen, stream
@@ -150,35 +149,18 @@ class AboveFrame(io.TextIOBase):
                 self._stream.write(lines + newline)
         return len(text)
 
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Print the lines completed by the texts."""
+        self.write("".join(texts))
+
     def finish(self) -> None:
         """Print the incomplete last line."""
         with contextlib.suppress(OSError):
             self._stream.write(self._begun)
         self._begun = ""
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        """Return the descriptor of the stream."""
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        """Return True: only streams of a terminal are wrapped."""
-        return True
-
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # writable in the base class
-        """Return the encoding of the stream."""
-        return self._stream.encoding
 
 
 def _redirect_logs(before: TextIO | AboveFrame, after: TextIO) -> None:

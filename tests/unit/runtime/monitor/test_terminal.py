@@ -56,6 +56,17 @@ def test_what_is_logged_or_printed_stands_above_the_frame_and_nothing_is_lost() 
         assert b"\x1b[?" not in terminal.written  # no mode is ever changed
 
 
+def test_lines_that_are_written_at_once_stand_above_the_frame_and_the_stream_is_like_the_terminal() -> None:
+    with Terminal() as terminal:
+        before = sys.stdout.fileno(), sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.writable()
+        screen = Screen(sys.stdout.fileno())
+        screen.show(["frame"])
+        sys.stdout.writelines(["a\n", "b", "c\n"])
+        assert terminal.lines() == ["a", "bc", "frame"]
+        assert (sys.stdout.fileno(), sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.writable()) == before
+        screen.close()
+
+
 def test_a_stream_that_goes_elsewhere_is_left_alone(tmp_path) -> None:
     with Terminal() as terminal, open(tmp_path / "log", "w") as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", log)
