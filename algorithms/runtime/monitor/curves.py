@@ -29,15 +29,15 @@ class Point(NamedTuple):
         return self.env_steps if axis == "env_steps" else self.hours
 
 
-def read_curve(directory: Path, tag: str = RETURN) -> list[Point]:
+def read_curve(directory: Path) -> list[Point]:
     """Read the curve of a run, without training that a crash lost; of policies that learn the curve with the best end.
 
     Raises:
         UsageError: the metrics cannot be read.
     """
     curves: dict[object, list[Point]] = {}
-    for record in without_lost(read_metrics(RunFolder(directory).metrics, {*PLACE, tag})):
-        value, env_steps, seconds = (record.get(name) for name in (tag, *PLACE[1:]))
+    for record in without_lost(read_metrics(RunFolder(directory).metrics, {*PLACE, RETURN})):
+        value, env_steps, seconds = (record.get(name) for name in (RETURN, *PLACE[1:]))
         if is_number(value) and is_number(env_steps) and is_number(seconds):
             curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))
     return max(curves.values(), key=lambda curve: (curve[-1].env_steps > 0, curve[-1].value), default=[])

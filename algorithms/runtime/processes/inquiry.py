@@ -2,9 +2,6 @@
 
 import contextlib
 import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
-import multiprocessing.util
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection

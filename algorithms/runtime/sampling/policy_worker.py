@@ -59,13 +59,6 @@ class Rows:
     state: Any  # of the live recurrent state
     lead: tuple[int, ...]
 
-    def groups(self) -> list[tuple[int, int]]:
-        """Return slot and step of every group, if the rows are whole groups; otherwise nothing."""
-        if len(self.at) > 2:
-            return []
-        slots, steps = (np.atleast_1d(index).tolist() for index in self.at)
-        return list(zip(slots, steps, strict=True))
-
 
 class HostEngine:
     """Gathers the rows, acts, and scatters the recorded fields; works on a device too, slowly.
