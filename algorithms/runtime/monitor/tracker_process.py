@@ -82,14 +82,16 @@ CLIENTS: Mapping[str, Callable[[Mapping[str, Any]], WandbClient | MlflowClient]]
 
 def _read(stream: BinaryIO, waiting: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
     """Queue main's records at once, so a slow tracker drops the oldest and never fills the pipe; at last queue None."""
-    for line in stream:
-        if not line.endswith(b"\n"):  # main was killed while it wrote
-            break
-        if waiting.qsize() >= MOST_WAITING:
-            with contextlib.suppress(queue.Empty):  # the tracker took the last record meanwhile
-                waiting.get_nowait()
-        waiting.put_nowait(json.loads(line))
-    waiting.put_nowait(None)
+    try:
+        for line in stream:
+            if not line.endswith(b"\n"):  # main was killed while it wrote
+                break
+            if waiting.qsize() >= MOST_WAITING:
+                with contextlib.suppress(queue.Empty):  # the tracker took the last record meanwhile
+                    waiting.get_nowait()
+            waiting.put_nowait(json.loads(line))
+    finally:  # also after an error, or the tracker would wait for ever
+        waiting.put_nowait(None)
 
 
 def _main() -> None:
