@@ -68,7 +68,6 @@ class EpisodeAssembler:
 
     Args:
         rows: R.
-        skips_first: whether the first episode of each row has no beginning, regardless of `first`.
 
     Attributes:
         dropped_episodes, dropped_steps: dropped so far.
@@ -77,9 +76,8 @@ class EpisodeAssembler:
         shared_bytes: bytes of shared arrays that open episodes may hold beside their own steps; see `compact`.
     """
 
-    def __init__(self, rows: int, skips_first: bool = False) -> None:
+    def __init__(self, rows: int) -> None:
         self._pieces: list[list[_Piece]] = [[] for _ in range(rows)]
-        self._skips = [skips_first] * rows
         self.open_steps = [0] * rows
         self.dropped_episodes = self.dropped_steps = self.step_bytes = 0
         self._shared: deque[int] = deque(maxlen=PIECES)  # those of before are held by no piece that is not its own
@@ -114,12 +112,10 @@ class EpisodeAssembler:
             for t in ends:
                 is_end = bool(ended[t, row])
                 self._append(_Piece(arrays, row, begin, t + is_end), first)
-                if not is_end or self._skips[row]:
-                    # Nothing is open behind an end: an open episode without an end is one that failed.
-                    self._skips[row] = self._skips[row] and not is_end and not self._pieces[row]
-                    self.break_off(row)
                 if is_end:
                     yield from self._finished(row, bool(steps.terminated[t, row]))
+                else:
+                    self.break_off(row)  # nothing is open behind an end: an episode that is open has failed
                 begin = t + 1
             self._append(_Piece(arrays, row, begin, length), first)
             newest = self._pieces[row][-PIECES:]

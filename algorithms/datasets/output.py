@@ -110,7 +110,6 @@ class OutputWriter:
         config: flags.
         ring: rings that actors fill.
         make: makes the dataset writer after the first complete episode.
-        skips_first: whether the first episode of each row begins in the middle.
         looks: whether entries come without a message, because actors are other processes.
         now: monotonic seconds.
     """
@@ -121,11 +120,10 @@ class OutputWriter:
         ring: OutputRing,
         make: Callable[[], DatasetWriter],
         *,
-        skips_first: bool,
         looks: bool,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.ring, self.skips_first, self.looks, self.now = config, ring, skips_first, looks, now
+        self.config, self.ring, self.looks, self.now = config, ring, looks, now
         self._make = make
         self._writer: DatasetWriter | None = None
         self._groups: dict[int, _Group] = {}
@@ -186,13 +184,9 @@ class OutputWriter:
     def _group(self, index: int, entry: SlotEntry) -> _Group:
         """Return the state of a group, with the episodes around missing trajectories dropped."""
         known = self._groups.get(index)
-        if known is None or known.entry.generation != entry.generation:
-            if known is not None:
-                known.assembler.close()
-                self._dropped_episodes += known.assembler.dropped_episodes
-            assembler = EpisodeAssembler(self.ring.valid.shape[3], self.skips_first and bool(entry.is_first))
-            known = self._groups[index] = _Group(assembler, entry)
-        elif known.entry.number + 1 != entry.number:
+        if known is None:
+            known = self._groups[index] = _Group(EpisodeAssembler(self.ring.valid.shape[3]), entry)
+        elif (known.entry.generation, known.entry.number + 1) != (entry.generation, entry.number):
             known.assembler.close()
         known.entry = entry
         return known

@@ -82,6 +82,17 @@ def test_what_is_played_in_training_is_written(tmp_path: Path, algo: str) -> Non
         np.testing.assert_allclose(episode.infos["log_prob"], taken, atol=1e-5)
 
 
+def test_first_episodes_of_a_vector_are_written(tmp_path: Path) -> None:
+    """No row of a vector begins with random steps; those of our own loop do, and only their rest is left out."""
+    flags = {"env": "toy/Counter-v0", "train_for_env_steps": 500}
+    _, dataset = trained(tmp_path / "vector", "APPO", **flags)
+    assert sum(int(episode.obs["obs"][0, 1]) == 0 for episode in dataset) == SMALL["num_envs_per_worker"]
+    run, dataset = trained(tmp_path / "loop", "APPO", **flags, env_vectorization="python")
+    require_counts(run, dataset)
+    for episode in dataset:
+        np.testing.assert_array_equal(episode.obs["obs"][:, 2], np.arange(len(episode) + 1))
+
+
 def test_minari_opens_what_a_run_has_written(tmp_path: Path) -> None:
     _, dataset = trained(tmp_path, "PPO", train_for_env_steps=1_000, output_compression="zstd")
     theirs = [one for part in sorted((tmp_path / "set").glob("part-*")) for one in minari.MinariDataset(part / "data")]

@@ -77,7 +77,6 @@ def make_writer(blueprint: RunPlan, plan: ProcessPlan, address: Address) -> Outp
         config.output,
         attach_ring(config.output, plan.arena, spec, blueprint.recorded),
         partial(DatasetWriter, config.output, spec, about, writer_name(config.run.run_directory)),
-        skips_first=config.env.decorrelate_envs_on_one_worker and not config.whole_episodes,
         looks=plan.links is not None,
     )
 

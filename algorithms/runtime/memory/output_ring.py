@@ -13,7 +13,7 @@ import numpy as np
 from appo.algorithms.runtime.memory.arena import Array, Field
 from appo.algorithms.runtime.memory.slots import Recorded, SharedArrays, Trajectories, dims
 from appo.algorithms.runtime.memory.weights import barrier
-from appo.envs.spec import EnvSpec
+from appo.envs.spec import BoolArray, EnvSpec
 
 TAKEN = "OutputRing.taken"
 """Name of the field with the counts of entries taken by the writer."""
@@ -27,13 +27,11 @@ class SlotEntry(NamedTuple):
     Attributes:
         number: number of the trajectory in its group.
         total: valid steps of the group, up to and including this entry.
-        is_first: 1 for the first entry of an actor, else 0.
     """
 
     number: int
     generation: int
     total: int
-    is_first: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,11 @@ class GroupTap:
     def __init__(self, ring: OutputRing, trajectories: Trajectories, group: int, generation: int) -> None:
         self.ring, self.trajectories, self.group, self.generation = ring, trajectories, group, generation
         self._reward = np.zeros(trajectories.reward.shape[1:], np.float32)
-        self._keeps_reward, self._is_first = False, True
+        self._keeps_reward, self._begun_before, self._begin = False, np.zeros(trajectories.reward.shape[2], np.bool_), 0
+
+    def begin(self, step: int, begun_before: BoolArray) -> None:
+        """Note the first step of the first slot, and the rows [R] whose episode had begun before that step."""
+        self._begun_before, self._begin = begun_before.copy(), step + 1
 
     def reward(self, step: int, reward: Array) -> None:
         """Keep the unscaled rewards [R] of a step of the slot in progress."""
@@ -96,7 +98,7 @@ class GroupTap:
     def trajectory(self, slot: int, number: int, steps: int) -> bool:
         """Copy a full slot with its number and count of valid steps; return False if the ring has no room."""
         ring, t, group = self.ring, self.trajectories, self.group
-        is_first, self._is_first = self._is_first, False
+        begin, self._begin = self._begin, 0
         committed, places = int(ring.committed[group, 0]), ring.entry.shape[1]
         if committed - int(ring.taken[group, 0]) >= places:
             ring.left_out[group, :2] += (1, steps)
@@ -108,9 +110,10 @@ class GroupTap:
             array[group, place] = t.recorded[name][slot]
         for name in ("first", "valid", "terminated", "truncated", "action", "policy_version"):
             getattr(ring, name)[group, place] = getattr(t, name)[slot]
+        ring.first[group, place, :begin, self._begun_before] = False  # learners take these rows for first ones
         ring.reward[group, place] = self._reward if self._keeps_reward else t.reward[slot]
         before = SlotEntry(*ring.entry[group, place - 1].tolist())  # not yet overwritten
-        ring.entry[group, place] = SlotEntry(number, self.generation, before.total + steps, is_first)
+        ring.entry[group, place] = SlotEntry(number, self.generation, before.total + steps)
         barrier()
         ring.committed[group, 0] = committed + 1
         return True

@@ -164,6 +164,8 @@ class EnvGroup:
         """Reset every environment; their first observations wait for the first slot."""
         self.envs.reset(self.seeds, self._carry_obs)
         self.episodes.cut[:] = self.envs.cut
+        if self.tap is not None:
+            self.tap.begin(self.step, self.envs.cut)
         self._draw_policies(self._carry_policy, self._carry_first)
 
     def advance(self) -> Iterator[Outgoing]:

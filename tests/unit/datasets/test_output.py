@@ -44,12 +44,12 @@ class World:
     def tap(self, generation: int = 0) -> GroupTap:
         return GroupTap(self.ring, self.trajectories, 0, generation)
 
-    def writer(self, *, skips_first: bool = False, looks: bool = True) -> OutputWriter:
+    def writer(self, *, looks: bool = True) -> OutputWriter:
         def make() -> DatasetWriter:
             return DatasetWriter(self.config, SPEC, {}, "w")
 
         now = 0.0  # no report is due while it works
-        return OutputWriter(self.config, self.ring, make, skips_first=skips_first, looks=looks, now=lambda: now)
+        return OutputWriter(self.config, self.ring, make, looks=looks, now=lambda: now)
 
     def fill(self, tap: GroupTap, steps: Steps, number: int) -> bool:
         """Let a slot hold these steps, and hand it over."""
@@ -119,15 +119,33 @@ def test_a_full_ring_costs_trajectories_that_are_counted_and_holds_up_nobody(wor
 
 
 def test_episodes_of_an_actor_that_died_have_no_end(world: World) -> None:
-    chunks, writer = steps_of([[episode(1, 30)]] * R, T), world.writer(skips_first=True)
+    chunks, writer = steps_of([[episode(1, 30)]] * R, T), world.writer()
     assert world.fill(world.tap(), chunks[0], 0)
     tap = world.tap(generation=1)
-    short = steps_of([[episode(1, 2), episode(2, 4), 30]] * R, T)
+    short = steps_of([[episode(2, 2), episode(3, 4), 30]] * R, T)
     for number, steps in enumerate(short[:2]):
         world.fill(tap, steps, number + 1)
     totals = stopped(writer)
-    assert [int(one.obs["obs"][0, 0]) for one in world.read()] == [2] * R  # the first began somewhere in its middle
-    assert totals["dropped_steps"] == R * (T + 2)
+    assert sorted(int(one.obs["obs"][0, 0]) for one in world.read()) == [2] * R + [3] * R
+    assert (totals["dropped_episodes"], totals["dropped_steps"]) == (R, R * T)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("length", [1, 7])
+def test_an_episode_of_which_random_steps_were_the_beginning_is_not_written(
+    world: World, start: int, length: int
+) -> None:
+    """That of the second row; the first row begins with a whole one."""
+    tap, writer = world.tap(), world.writer()
+    tap.begin(start, np.array([False, True]))
+    late: list[Episode | int] = [start] if start else []
+    rows = [[*late, episode(number, length), episode(number + 1, 5), 30] for number in (1, 3)]
+    for number, steps in enumerate(steps_of(rows, T)):
+        world.fill(tap, steps, number)
+        list(writer.work())
+    totals = stopped(writer)
+    assert sorted(int(one.obs["obs"][0, 0]) for one in world.read()) == [1, 2, 4]
+    assert (totals["dropped_episodes"], totals["dropped_steps"]) == (0, length)
 
 
 def test_rewards_are_those_of_the_environment(world: World) -> None:

@@ -74,6 +74,26 @@ def stats_of(group: Played) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("kind", [Fixed, Pair])
+def test_the_writer_of_a_dataset_sees_which_rows_begin_in_the_middle(kind: type[Fixed]) -> None:
+    group = played([kind] * ENVS, start=3)
+    t, told = group.trajectories, list[tuple[int, Any]]()
+
+    class Tap:
+        """Notes what it is told at the reset."""
+
+        def begin(self, step: int, begun_before: Any) -> None:
+            told.append((step, begun_before.copy()))
+
+    group.group.tap = Tap()  # type: ignore[assignment]
+    group.group.reset()
+    ((step, begun_before),) = told
+    assert step == group.group.step == 3
+    np.testing.assert_array_equal(begun_before, group.envs.cut)
+    assert begun_before.any()
+    assert t.first[group.group.slot, 3].all()  # learners
+
+
+@pytest.mark.parametrize("kind", [Fixed, Pair])
 def test_every_episode_that_is_reported_is_whole(kind: type[Fixed]) -> None:
     group = played([kind] * ENVS)
     cut = group.envs.cut.copy()
