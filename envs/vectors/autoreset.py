@@ -1,10 +1,12 @@
 """How vectors go on after an end: the declaration, the proof in infos, and contradictions between both."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from appo.envs.spec import Array, BoolArray, FloatArray
 from appo.utils.errors import UsageError
@@ -45,6 +47,24 @@ def gathered(env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> dict[str, 
     for row, info in enumerate(listed):
         last = env._add_info(last, info, row) if info else last
     return {**infos, LAST_INFO: last}
+
+
+def keep_last_observations(env: VectorEnv[Any, Any, Any]) -> None:
+    """Let the environments of a SyncVectorEnv with SAME_STEP return copies of last observations.
+
+    gymnasium puts the last observation itself into infos and then resets the environment, which may have a single
+    buffer for all observations. The environments of an AsyncVectorEnv are in processes of gymnasium.
+    """
+    if isinstance(env.unwrapped, SyncVectorEnv):
+        for one in env.unwrapped.envs:
+            one.step = partial(_copied_at_end, one.step)  # type: ignore[method-assign]
+
+
+def _copied_at_end(step: Callable[[Any], Any], action: Any) -> Any:
+    observation, reward, terminated, truncated, info = step(action)
+    if terminated or truncated:
+        observation = deepcopy(observation)
+    return observation, reward, terminated, truncated, info
 
 
 class Ends:

@@ -19,7 +19,15 @@ from appo.envs.masks import BY_METHOD, ActionMasks, random_action, why_unmasked
 from appo.envs.outcome import truths_of, write_rewards
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, frames_per_step, layers, require_spec, spec_of
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EnvSpec, EpisodeStats, GroupEnv, StepRow, step_row
-from appo.envs.vectors.autoreset import FIRST_ENDS, LAST_INFO, Contradiction, Ends, final_obs_in, gathered
+from appo.envs.vectors.autoreset import (
+    FIRST_ENDS,
+    LAST_INFO,
+    Contradiction,
+    Ends,
+    final_obs_in,
+    gathered,
+    keep_last_observations,
+)
 from appo.envs.vectors.recorder import VectorRecorder
 from appo.envs.wrappers.masks_of_method import VectorMasksOfMethod
 from appo.envs.wrappers.normalization import own_normalization
@@ -62,6 +70,8 @@ class GymVector:
         with self._recorder.making():
             self._env = make_vector()
             self._mode, is_declared = autoreset_mode(self._env, name, spec)
+            if self._mode is AutoresetMode.SAME_STEP:
+                keep_last_observations(self._env)
         self.single_spaces = (self._env.single_observation_space, self._env.single_action_space)
         if spec is not None:
             require_spec(name, spec, *self.single_spaces)

@@ -185,6 +185,51 @@ def test_dict_observations_and_tuple_actions(mode: AutoresetMode) -> None:
     assert (reached["n"].argmax(-1) == 3).all()
 
 
+class OneBuffer(gymnasium.Env):
+    """Shows its step, from 10 on, in the only arrays that it has; cut after three steps."""
+
+    observation_space: spaces.Space = spaces.Dict({"x": spaces.Box(0.0, 99.0, (2,), np.float32)})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.shown = {"x": np.zeros(2, np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.shown["x"][:] = 10
+        return self.shown, {}
+
+    def step(self, action: int) -> tuple:
+        self.shown["x"] += 1
+        return self.shown, 1.0, False, bool(self.shown["x"][0] == 13), {}
+
+
+class OneArray(OneBuffer):
+    """The same, of a single array."""
+
+    observation_space = OneBuffer.observation_space["x"]  # type: ignore[index]
+
+    def reset(self, **arguments: Any) -> tuple:
+        return super().reset(**arguments)[0]["x"], {}
+
+    def step(self, action: int) -> tuple:
+        shown, *others = super().step(action)
+        return shown["x"], *others
+
+
+@pytest.mark.parametrize("kind", [OneBuffer, OneArray])
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_last_observations_of_environments_with_one_buffer_are_true(mode: AutoresetMode, kind: Any) -> None:
+    def make() -> Any:
+        return TransformReward(SyncVectorEnv([kind] * 2, autoreset_mode=mode), lambda reward: reward)
+
+    rollout = collect(GymVector(make, name="OneBuffer"), 8, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
+    ((key, final),), ((_, shown),) = rollout.final_obs.items(), rollout.obs.items()
+    assert key == ("x" if kind is OneBuffer else "obs")
+    assert np.flatnonzero(rollout.truncated[:, 0]).tolist() == [2, 5]
+    assert (final[rollout.truncated] == 13).all()
+    assert (shown[1:][rollout.truncated] == 10).all()
+
+
 class VectorStub(VectorEnv):
     """A vector of two rows that answers as told."""
 
