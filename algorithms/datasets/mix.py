@@ -23,6 +23,9 @@ from appo.utils.errors import UsageError
 Read = Callable[[int, int], Batch]
 """Returns the batch of some units (second argument) that follows some steps (first argument)."""
 
+StepsRead = Callable[[float], int]
+"""Returns the steps of datasets that were used so far, given their share of a batch."""
+
 
 def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]]:
     """Open the datasets of `--input`, each with a share of all reading.
@@ -119,6 +122,14 @@ def mixed_in(
 ) -> MixedBatches:
     """Return a source that adds the share of `--input` from datasets to batches.
 
+    Args:
+        source: source of columns that are used once, or a replay.
+        read: reader of the datasets.
+        context: flags and spaces.
+        trajectories: slots of the run.
+        units: units of a column for `read` and for the shares.
+        resize: function that sets how many units a replay draws; None: the source is no replay.
+
     Raises:
         UsageError: the learner trains on a GPU.
     """
@@ -126,7 +137,13 @@ def mixed_in(
         raise UsageError("--input: batches are mixed on the CPU only: add --device=cpu")
     mix, columns = context.flags.mix, context.flags.macro_batch_columns
     ledger = LearnerLedger(trajectories, context.policy)
-    return MixedBatches(source, read, mix, columns, ledger, units=units, resize=resize or source.resize)
+
+    def steps_read(share: float) -> int:
+        noted = ledger.noted()
+        # The steps of a played column are used once, when they enter; those of a replay again and again.
+        return noted["used"] - noted["samples"] if resize is None else int(noted["used"] * share)
+
+    return MixedBatches(source, read, mix, columns, steps_read, units=units, resize=resize or source.resize)
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -143,8 +160,8 @@ class MixedBatches(BatchSource):
     """Returns the batches of a source with columns from datasets behind the source's own.
 
     Steps of datasets are marked (`IS_READ`). They are used but are no samples: the budget counts played steps only. The
-    position in the datasets follows from the number of used steps, which outlives the learner and is noted in the
-    ledger before every `take`. A column has `units` units for `read` and for the shares.
+    position in the datasets follows from the counts in the ledger, which outlive the learner and are noted before every
+    `take`. A column has `units` units for `read` and for the shares.
     """
 
     def __init__(
@@ -153,12 +170,12 @@ class MixedBatches(BatchSource):
         read: Read,
         mix: Mix,
         columns: int,
-        ledger: LearnerLedger,
+        steps_read: StepsRead,
         *,
         units: int,
         resize: Callable[[int], None],
     ) -> None:
-        self.source, self.read, self.mix, self.ledger = source, read, mix, ledger
+        self.source, self.read, self.mix, self.steps_read = source, read, mix, steps_read
         self.units, self._resize_source = units, resize
         self.hold, self._version, self._own = source.hold, 0, 0
         self._steps, self._read_steps = 0, 0
@@ -193,7 +210,7 @@ class MixedBatches(BatchSource):
         if own is None or not self._read_units:
             return own
         of_batch = self._read_units / (self._read_units + own.valid.shape[1])
-        read = self.read(int(self.ledger.noted()["used"] * of_batch), self._read_units)
+        read = self.read(self.steps_read(of_batch), self._read_units)
         read.policy_version.fill_(self._version)  # numbers of another run
         if "weight" in own.recorded:  # relative to the largest weight of the batch: datasets keep their share
             read.recorded["weight"].fill_(own.recorded["weight"].mean())

@@ -15,7 +15,7 @@ from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.datasets.columns import Needs, ShuffledReader, columns_of, transitions_of, without_values
 from appo.algorithms.datasets.config import InputConfig, Mix, mix_of
-from appo.algorithms.datasets.mix import MixedBatches, joined, reader_of, shares_of, turns_of, units_before
+from appo.algorithms.datasets.mix import MixedBatches, joined, mixed_in, reader_of, shares_of, turns_of, units_before
 from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.offline.config import CloningConfig
@@ -26,6 +26,7 @@ from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
+from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 from tests.unit.datasets.data import LENGTHS, SPEC, episodes, written
@@ -175,8 +176,9 @@ def test_single_steps_are_read_on_where_they_were_left(tmp_path: Path) -> None:
     """Shares are of steps, however long columns are that actors hand over."""
     written(tmp_path / "a", episodes((50,) * 40))
     flags = ApexConfig(input=("sampler:0.75", f"{tmp_path / 'a'}:0.25"), batch_size=64, rollout=16, n_steps=1)
-    read = read_transitions(context_of(flags), world_of(SPEC, rows=1, rollout=16).trajectories)
-    source, ledger, sizes, asked = Played(read(0, 64)), Ledger(), list[int](), list[tuple[int, int]]()
+    context, trajectories = context_of(flags), world_of(SPEC, rows=1, rollout=16).trajectories
+    read = read_transitions(context, trajectories)
+    source, sizes, asked = Played(read(0, 64)), list[int](), list[tuple[int, int]]()
 
     def noting(samples: int, units: int) -> Batch:
         asked.append((samples, units))
@@ -186,16 +188,15 @@ def test_single_steps_are_read_on_where_they_were_left(tmp_path: Path) -> None:
         sizes.append(units)
         source.resize(units)
 
-    mix, of_ledger = flags.mix, cast(LearnerLedger, ledger)
-    mixed = MixedBatches(cast(BatchSource, source), noting, mix, 4, of_ledger, units=16, resize=resize)
+    mixed = mixed_in(cast(BatchSource, source), noting, context, trajectories, units=16, resize=resize)
     for update in range(5):
-        ledger.used = 64 * update
+        note(trajectories, used=64 * update, samples=7)
         batch = mixed.take()
         assert batch is not None
         assert batch.reward.shape == (1, 64)
     assert asked == [(0, 16), (16, 16), (32, 16), (48, 16), (64, 16)]
     small = replace(flags, input=("sampler:0.95", f"{tmp_path / 'a'}:0.05"))
-    MixedBatches(cast(BatchSource, source), noting, small.mix, 4, of_ledger, units=16, resize=resize)
+    mixed_in(cast(BatchSource, source), noting, context_of(small), trajectories, units=16, resize=resize)
     assert sizes == [48, 61]
 
 
@@ -340,13 +341,38 @@ class Played:
         return {"own": 1.0}
 
 
-class Ledger:
-    """Says how many steps have been used."""
+def note(trajectories: Trajectories, **counts: int) -> None:
+    """Note counts as the learner does."""
+    LearnerLedger(trajectories, 0).note(dict.fromkeys(LearnerLedger.NAMES, 0) | counts)
 
-    used = 0
 
-    def noted(self) -> dict[str, int]:
-        return {"used": self.used}
+@pytest.mark.parametrize(("length", "valid"), [(1, 8), (1, 3), (159, 4), (9, 8)])
+def test_columns_of_datasets_are_read_once_per_epoch_beside_any_played_ones(
+    tmp_path: Path, length: int, valid: int
+) -> None:
+    """Half and half of columns of eight rows, of which episodes of one step fill four, and what is played so many."""
+    content = episodes((length,) * (96 if length < 100 else 12))
+    written(tmp_path / "a", content)
+    flags = APPOConfig(input=("sampler:0.5", f"{tmp_path / 'a'}:0.5"), rollout=8, batch_size=64, recurrence=8)
+    trajectories = world_of(SPEC, rows=1, rollout=8).trajectories
+    mixed = APPO().make_source(context_of(flags), trajectories, SamplingConfig(), cast(Device, None))
+    assert isinstance(mixed, MixedBatches)
+    played = mixed.read(0, 4)
+    played.valid[:] = torch.arange(8)[:, None] < valid
+    played.policy_version[:] = 0
+    mixed.source = cast(BatchSource, Played(played))
+    mixed.source.resize(4)
+    used, samples, seen = 0, 0, list[tuple[float, float]]()
+    steps = sum(map(len, content))
+    while len(seen) < 2 * steps:
+        note(trajectories, used=used, samples=samples)
+        batch = mixed.take()
+        assert batch is not None
+        read = batch.columns(slice(4, 8))
+        seen += [(float(number), float(t)) for number, t in read.obs["obs"][:-1][read.valid]]
+        used, samples = used + int(batch.valid.sum()), samples + 4 * valid
+    for epoch in range(2):
+        assert len(set(seen[epoch * steps : (epoch + 1) * steps])) == steps
 
 
 def test_steps_that_are_read_have_the_mean_weight_of_those_that_are_drawn(tmp_path: Path) -> None:
@@ -362,7 +388,7 @@ def test_steps_that_are_read_have_the_mean_weight_of_those_that_are_drawn(tmp_pa
         lambda samples, units: read.columns(slice(0, units)),
         Mix(0.5, ((("a",), 0.5),)),
         8,
-        cast(LearnerLedger, Ledger()),
+        lambda share: 0,
         units=1,
         resize=source.resize,
     )
@@ -377,7 +403,7 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
     gather = columns_of(2, 1, 0)
     zero = ShuffledReader(open_dataset([str(tmp_path / "zero")]), 0, 2, gather).read(0, 8)
     flags = InputConfig(input=("sampler:0.75", f"{tmp_path / 'a'}:0.25"))
-    source, ledger, asked = Played(zero), Ledger(), list[tuple[int, int]]()
+    source, used, asked = Played(zero), 0, list[tuple[int, int]]()
     inner = reader_of(flags, SPEC, 2, gather)
 
     def read(samples: int, units: int) -> Batch:
@@ -389,13 +415,13 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
         read,
         Mix(0.75, ((("a",), 0.25),)),
         8,
-        cast(LearnerLedger, ledger),
+        lambda share: int(used * share),
         units=1,
         resize=source.resize,
     )
     assert source.columns == 6
     list(mixed.fill(11))
-    ledger.used = 40
+    used = 40
     batch = mixed.take()
     assert batch is not None
     assert asked == [(10, 2)]  # a quarter of the steps used so far was read
@@ -414,7 +440,7 @@ def test_a_batch_is_what_was_played_and_what_is_read_behind_it(tmp_path: Path) -
     assert (mixed.staged_samples, mixed.waiting, mixed.hold) == (3, 1, False)
 
     mixed.resize(3)  # a column is more than a quarter of three: so much more is read
-    ledger.used = 60
+    used = 60
     assert mixed.take() is not None
     assert asked[-1] == (20, 1)
     mixed.metrics()
