@@ -68,6 +68,12 @@ class Place:
             raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
         return True
 
+    def mark(self, name: str) -> tuple[int, int, int]:
+        """Return numbers of a file that change when it is written or replaced (OSError)."""
+        with self.entered() as folder:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
     def disk_bytes(self, names: Iterable[str]) -> int:
         """Return the bytes of files on the disk; missing files take none (OSError)."""
         total = 0

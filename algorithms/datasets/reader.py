@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +114,21 @@ class Dataset:
 
 
 def open_dataset(words: Sequence[str], postprocess: str = "", form: ActionForm = AS_THEY_ARE) -> Dataset:
-    """Find the datasets of `--input`; episodes are read later. Equal words return the same object.
+    """Find the datasets of `--input`; episodes are read later.
 
-    A word is a folder, a pattern of folders, or package.module:function.
+    A word is a folder, a pattern of folders, or package.module:function. Equal words return the same object until a
+    folder has another part, or other metadata; a function is called once per process.
 
     Raises:
         UsageError: a dataset is missing, damaged, or of an unknown kind.
     """
-    return _opened(tuple(words), postprocess, form)
+    places = [place for word in words for place in _places(word)]
+    asked, marks = (tuple(words), postprocess, form), [_mark(place) for place in places]
+    if asked not in _opened or _opened[asked][0] != marks:
+        _opened.pop(asked, None)  # which closes files, unless a learner still reads
+        function = find_function("postprocess_inputs", postprocess) if postprocess else None
+        _opened[asked] = marks, Dataset([_source(place) for place in places], function, form)
+    return _opened[asked][1]
 
 
 def dataset_for(env: EnvConfig, words: Sequence[str], postprocess: str = "") -> Dataset:
@@ -151,21 +157,32 @@ def spec_of_input(flags: InputConfig, env: EnvConfig) -> EnvSpec:
     return dataset.spec if dataset.says_frames else replace(dataset.spec, frames_per_step=0)
 
 
-@cache
-def _opened(words: tuple[str, ...], postprocess: str, form: ActionForm) -> Dataset:
-    sources = [source for word in words for source in _sources(word)]
-    return Dataset(sources, find_function("postprocess_inputs", postprocess) if postprocess else None, form)
+_opened: dict[tuple[tuple[str, ...], str, ActionForm], tuple[list[object], Dataset]] = {}
+"""Datasets of this process, with the marks of their places when they were opened."""
 
 
-def _sources(word: str) -> list[EpisodeSource]:
+def _places(word: str) -> Sequence[Place | str]:
+    """Return the data folders of a word, or the name of a function."""
     if ":" in word and not Path(word).exists():
-        return [FunctionSource(word)]
+        return [word]
     found = sorted(glob.glob(word)) if glob.has_magic(word) and not os.path.lexists(word) else [word]
     with naming_damage(word):
         folders = [folder for path in found for folder in _data_folders(Path(path))]
     if not folders:
         raise UsageError(f"--input: there is no dataset {shown(word)}")
-    return [_source_in(folder) for folder in folders]
+    return folders
+
+
+def _mark(place: Place | str) -> object:
+    """Return a mark that another part, or other metadata in the same place, does not have."""
+    if isinstance(place, str):
+        return place
+    with naming_damage(str(place.path / METADATA)):
+        return place.mark(METADATA)
+
+
+def _source(place: Place | str) -> EpisodeSource:
+    return FunctionSource(place) if isinstance(place, str) else _source_in(place)
 
 
 def _data_folders(path: Path) -> list[Place]:

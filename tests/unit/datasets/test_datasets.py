@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,23 @@ def test_what_is_written_is_read_again(tmp_path: Path, compression: str) -> None
     assert dataset.steps == sum(LENGTHS)
     for found, expected in zip(dataset, episodes(), strict=True):
         assert_same(found, expected)
+
+
+def test_what_was_added_or_replaced_is_read_by_the_next_one_that_asks(tmp_path: Path) -> None:
+    """In one process: equal words mean the same object only while the folder stays as it is."""
+    written(tmp_path / "d")
+    first = read(tmp_path / "d")
+    assert read(tmp_path / "d") is first
+    written(tmp_path / "d", [episode(9, 4)])
+    second = read(tmp_path / "d")
+    assert (len(first), len(second)) == (5, 6)
+    assert_same(second[5], episode(9, 4))
+    assert read(tmp_path / "d") is second
+    shutil.rmtree(tmp_path / "d")
+    with pytest.raises(UsageError, match=f"^--input: there is no dataset {NAME}d$"):
+        read(tmp_path / "d")
+    written(tmp_path / "d", [episode(8, 2)])
+    assert_same(read(tmp_path / "d")[0], episode(8, 2))
 
 
 def test_columns_are_stored_as_asked(tmp_path: Path) -> None:
@@ -511,6 +529,15 @@ def test_a_link_deep_in_an_episode_is_refused_when_it_is_read(tmp_path: Path) ->
     dataset = read(folder)
     with pytest.raises(UsageError, match=r"episode 1 of .* is damaged: ValueError: observations is a link"):
         dataset[1]
+
+
+def test_files_of_a_dataset_that_was_replaced_are_closed(tmp_path: Path) -> None:
+    for number in range(2):
+        if number:
+            shutil.rmtree(tmp_path / "h")
+        assert read(minari_hdf5(tmp_path / "h")).steps
+        links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert sum(link.startswith(str(tmp_path)) for link in links) == 1
 
 
 def test_hdf5_that_is_cut_off_or_a_link_is_named_in_one_line(tmp_path: Path) -> None:
