@@ -143,7 +143,8 @@ def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:
     if action.scale is None or action.shift is None:
         return stored
     real, squashed = np.array(action.is_real), np.array(action.is_squashed)
-    numbers = (columns.astype(np.float64)[:, real] - action.shift) / action.scale
+    scale = np.where(action.scale, action.scale, 1.0)  # 0 for a number with a single value
+    numbers = (columns.astype(np.float64)[:, real] - action.shift) / scale
     largest = np.tanh(SQUASHED_BOUND)
     stored[:, real] = np.where(squashed[real], np.arctanh(np.clip(numbers, -largest, largest)), numbers)
     return stored

@@ -22,6 +22,7 @@ from appo.algorithms.datasets.episodes import (
 )
 from appo.algorithms.datasets.reader import open_dataset
 from appo.algorithms.datasets.space_json import space_from_json, space_to_json
+from appo.envs.conversion import ActionConverter
 from appo.envs.spaces import ActionForm, spec_of
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from tests.unit.datasets.data import SPEC, assert_same, episode, steps_of, written
@@ -302,6 +303,23 @@ def test_stored_actions_are_given_in_the_units_of_the_environment(
     back = in_units(spec.action, stored_actions(spaces_of(spec)[1], given, spec.action))
     limit = 4 * (1 - np.tanh(SQUASHED_BOUND)) * form.squashed + 1e-6
     np.testing.assert_allclose(back, np.clip(columns, [-2, 0, -np.inf, 0], [6, np.inf, np.inf, 2]), atol=limit)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_number_with_a_single_value_is_written_and_read(tmp_path: Path, form: ActionForm) -> None:
+    numbers = spaces.Box(np.array([-2, 3], np.float32), np.array([6, 3], np.float32))
+    spec = spec_of(spaces.Box(0, 1, (3,)), numbers, form=form)
+    given = np.array([[4.0, 3.0], [-1.0, 3.0]], np.float32)
+    infos = {"log_prob": np.zeros(2, np.float32)}
+    drawn = stored_actions(numbers, given, spec.action)
+    one = Episode({"obs": np.zeros((3, 3), np.float32)}, drawn, np.ones(2, np.float32), True, infos)
+    written(tmp_path / "d", [one], spec)
+    (same,) = open_dataset([str(tmp_path / "d")], form=form)
+    assert_same(same, one)
+    for other in FORMS:
+        (found,) = open_dataset([str(tmp_path / "d")], form=other)
+        converter = ActionConverter(numbers, spec_of(spaces.Box(0, 1, (3,)), numbers, form=other).action)
+        np.testing.assert_allclose(converter.batch(found.action), given, rtol=1e-6)
 
 
 def test_probabilities_of_another_form_are_left_out(tmp_path: Path) -> None:
