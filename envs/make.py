@@ -100,7 +100,7 @@ def make_group(
     if _is_native(config, target):
         return _native_group(config, target, num_envs, spec, on_failure)
     try:
-        return loop_over(
+        group = loop_over(
             [lambda: make_single(config, render_mode)] * num_envs,
             name=config.env,
             seed=seed,
@@ -112,13 +112,24 @@ def make_group(
     except MadeVector:  # a function says what it makes by making it
         _require_able(config, target)
         return _native_group(config, target, num_envs, spec, on_failure)
+    return _counting_frames(group, config, target)
 
 
 def _native_group(
     config: EnvConfig, target: Registration | Factory, num_envs: int, spec: EnvSpec | None, on_failure: OnFailure
 ) -> GroupEnv:
     make = functools.partial(_make_vector, config, target, num_envs)
-    return GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
+    group = GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
+    return _counting_frames(group, config, target)
+
+
+def _counting_frames(group: GroupEnv, config: EnvConfig, target: Registration | Factory) -> GroupEnv:
+    """Let a step count as the frames of `--env_frameskip`, if the constructor skips them and nothing else counts."""
+    if config.env_frameskip is not None and _adapter(target) is None and group.spec.frames_per_step == 1:
+        taken = _constructor_arguments(config, target, vector=isinstance(group, GymVector))
+        if taken.keys() & set(CONSTRUCTOR_FLAGS["env_frameskip"]):
+            group.spec = replace(group.spec, frames_per_step=config.env_frameskip)
+    return group
 
 
 def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) -> GroupEnv:

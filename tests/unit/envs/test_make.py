@@ -274,28 +274,24 @@ def test_arguments_reach_the_environment() -> None:
     assert config.env_kwargs == {"num_cues": 5}
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (
-            EnvConfig(env="CartPole-v1", env_frameskip=4, env_vectorization="native"),
-            ["CartPole-v1 takes no argument", "--env_frameskip=4"],
-        ),
-        (EnvConfig(env="toy/Corridor-v0", env_framestack=4), ["one array", "--env_framestack=4"]),
-        (EnvConfig(env="user_envs.good:Vector", horizon=5), ["takes no argument", "--horizon=5"]),
-        (EnvConfig(env="CartPole-v1", res_w=64), ["VizDoom", "--res_w=64"]),
-        (EnvConfig(env="toy/Memory-v0", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
-        (EnvConfig(env="user_envs.good:MyEnv", env_kwargs={"lenght": 4}), ["--env_kwargs", "lenght"]),
-        (EnvConfig(env="toy/Memory-v0", env_vectorization="native"), ["toy/Memory-v0 has no vector entry point"]),
-        (EnvConfig(env="user_envs.good:Vector", env_vectorization="python"), ["only as a vector"]),
-        (EnvConfig(env="user_envs.good:number"), ["made a builtins.int, not a gymnasium.Env"]),
-    ],
-)
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_what_cannot_be_made_as_asked(config: EnvConfig, words: list[str], num_envs: int) -> None:
-    with pytest.raises(UsageError) as caught:
-        make_group(config, num_envs)
-    assert all(word in str(caught.value) for word in words), caught.value
+@pytest.mark.parametrize("name", ["Limited", "Skipping", "vector_that_skips"])
+def test_frames_of_the_flag_are_env_steps_whoever_skips_them(name: str) -> None:
+    """A wrapper for the first one; an environment that reports another number knows better."""
+
+    def frames(**flags: Any) -> list[int]:
+        group = make_group(EnvConfig(env=f"{HERE}:{name}", **flags), 2)
+        known = make_group(EnvConfig(env=f"{HERE}:{name}", **flags), 2, spec=group.spec)
+        assert known.spec == group.spec
+        rollout = collect(known, 2, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
+        assert rollout.num_frames[0].tolist() == rollout.num_frames[1].tolist()
+        return rollout.num_frames[0].tolist()
+
+    long = {"length": 50}
+    assert frames(env_kwargs=long) == [1, 1]
+    assert frames(env_kwargs=long, env_frameskip=4) == [4, 4]
+    if name != "Limited":
+        assert frames(env_kwargs=long | {"frame_skip": 4}) == [1, 1]  # no flag
+        assert frames(env_kwargs=long | {"reports": 3}, env_frameskip=4) == [3, 3]
 
 
 def test_a_constructor_that_raises() -> None:
@@ -408,6 +404,21 @@ class OwnNumber(SyncVectorEnv):
 
     def __init__(self, length: int = 3) -> None:
         super().__init__([lambda: Limited(length)] * 2)
+
+
+class Skipping(Limited):
+    """Takes the frame skip itself, and reports so many frames, if any."""
+
+    def __init__(self, length: int = 3, frame_skip: int = 1, reports: int = 0) -> None:
+        super().__init__(length)
+        self.reports = reports
+
+    def step(self, action: int) -> Any:
+        return *super().step(action)[:4], {"num_frames": self.reports} if self.reports else {}
+
+
+def vector_that_skips(num_envs: int, length: int = 3, frame_skip: int = 1, reports: int = 0) -> Any:
+    return SyncVectorEnv([lambda: Skipping(length, frame_skip, reports)] * num_envs)
 
 
 class Bare(VectorEnv[Any, Any, Any]):
