@@ -18,7 +18,7 @@ from typing import NamedTuple
 from appo.utils.directories import closing, remove_tree, replace_directory
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from appo.utils.failpoints import failpoint
-from appo.utils.hashed_files import Content, ManifestEntry, chunks, opened, write_file
+from appo.utils.hashed_files import ManifestEntry, chunks, opened, write_file
 from appo.utils.run_folder import CORRUPT, enter, names_in_own, own_folder
 from appo.utils.system import machine
 
@@ -65,7 +65,7 @@ def checkpoint_name(step: int) -> str:
     return f"ckpt_{step:012d}"
 
 
-def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
+def save(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
     """Write a checkpoint that survives a crash at any moment; return its directory once everything is on disk.
 
     A checkpoint with the same name is replaced. A failure leaves older checkpoints untouched.
@@ -73,7 +73,7 @@ def save(parent: Path, name: str, files: Mapping[str, Content]) -> Path:
     Args:
         parent: directory of the checkpoints; made if missing.
         name: `checkpoint_name(step)`, or any other plain name.
-        files: file name -> bytes, or a function that writes the bytes.
+        files: file name -> content.
 
     Raises:
         ResourceError: the disk is full or refuses; the new files are removed.

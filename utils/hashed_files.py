@@ -2,12 +2,11 @@
 
 import contextlib
 import hashlib
-import io
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 from appo.utils.directories import closing
 from appo.utils.errors import CheckpointError
@@ -15,7 +14,6 @@ from appo.utils.failpoints import failpoint
 from appo.utils.run_folder import NEW, enter, own_folder
 
 CHUNK_BYTES = 1 << 20
-Content = bytes | Callable[[BinaryIO], None]
 
 
 class ManifestEntry(NamedTuple):
@@ -25,49 +23,17 @@ class ManifestEntry(NamedTuple):
     sha256: str
 
 
-class HashingFile(io.RawIOBase):
-    """A file being written: counts and hashes the bytes in chunks, between which tests plant faults."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor, self._hash, self._size = descriptor, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the number of bytes so far."""
-        return self._size
-
-    def write(self, content: object, /) -> int:
-        """Append bytes; return how many."""
-        view, done = memoryview(cast("bytes", content)).cast("B"), 0
-        while done < len(view):
-            failpoint("ckpt.write")
-            written = os.write(self._descriptor, view[done : done + CHUNK_BYTES])
-            self._hash.update(view[done : done + written])
-            done += written
-        self._size += done
-        return done
-
-    def entry(self) -> ManifestEntry:
-        """Return the entry of the bytes so far."""
-        return ManifestEntry(self._size, self._hash.hexdigest())
-
-
-def write_file(directory: int, name: str, content: Content) -> ManifestEntry:
+def write_file(directory: int, name: str, content: bytes) -> ManifestEntry:
     """Write a new file to the disk, in a directory given as a descriptor; return the entry of the file."""
     failpoint("ckpt.open")
     with closing(os.open(name, NEW, 0o666, dir_fd=directory)) as descriptor:
-        file = HashingFile(descriptor)
-        if callable(content):
-            content(cast("BinaryIO", file))
-        else:
-            file.write(content)
+        rest = memoryview(content)
+        while rest:
+            failpoint("ckpt.write")
+            rest = rest[os.write(descriptor, rest[:CHUNK_BYTES]) :]
         failpoint("ckpt.fsync")
         os.fsync(descriptor)
-    return file.entry()
+    return ManifestEntry(len(content), hashlib.sha256(content).hexdigest())
 
 
 def chunks(directory: int, path: Path, name: str, entry: ManifestEntry | None) -> Iterator[bytes]:

@@ -92,7 +92,7 @@ def copied(runs: Path, experiment: str, train_dir: Path, *places: str, config: d
         state = json.loads(loaded.files["state.json"]) | {"env_steps": int(steps)}
         if value:
             state["best"] = {"metric": "reward/mean", "value": float(value)}
-        files: dict[str, checkpoint_files.Content] = {**loaded.files, "state.json": json.dumps(state).encode()}
+        files = {**loaded.files, "state.json": json.dumps(state).encode()}
         checkpoint_files.save(directory / "checkpoint_p0" / folder, checkpoint_files.checkpoint_name(int(steps)), files)
     return directory
 

@@ -118,7 +118,7 @@ def test_only_a_better_one_takes_the_place_of_the_best(
 
     monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     parent = run / "checkpoint_p0"
-    files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
+    files = checkpoint_files.contents(parent / "ckpt_000000000100")
     kept = []
     with Evaluator(run, EvaluateConfig(best_by="most_probable")) as one:
         for steps in means:
@@ -297,7 +297,7 @@ def test_the_first_episode_is_filmed_now_and_then(
     pytest.importorskip("imageio_ffmpeg")
     run = copied(runs, "windowed", tmp_path, "/600", config={"env": "tests.integration.enjoying:Drawn"})
     videos, parent = run / "eval" / "videos", run / "checkpoint_p0"
-    newest: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000600")}
+    newest = checkpoint_files.contents(parent / "ckpt_000000000600")
 
     def made() -> list[str]:
         assert cli.run("evaluate", [str(run), "--episodes=2", "--seed=7", "--video_every_min=10"]) == 0
@@ -320,7 +320,7 @@ def test_what_cannot_be_filmed_is_said_once_and_evaluated(
 ) -> None:
     run = copied(runs, "counter", tmp_path, "/100")
     parent = run / "checkpoint_p0"
-    files: dict[str, checkpoint_files.Content] = {**checkpoint_files.contents(parent / "ckpt_000000000100")}
+    files = checkpoint_files.contents(parent / "ckpt_000000000100")
     with Evaluator(run, EvaluateConfig(episodes=2, video_every_min=1e-9)) as one:
         for steps in (200, 300):
             checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)

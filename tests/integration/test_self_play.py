@@ -90,9 +90,7 @@ def test_a_run_goes_on_with_its_pool(tmp_path: Path) -> None:
     before = record(tmp_path / "run", **flags)
     kept = versions_of(before.directory)
     newer = before.directory / "checkpoint_p0" / "past"
-    files: dict[str, checkpoint_files.Content] = {
-        **checkpoint_files.contents(newer / checkpoint_files.checkpoint_name(kept[-1]))
-    }
+    files = {**checkpoint_files.contents(newer / checkpoint_files.checkpoint_name(kept[-1]))}
     state = json.loads(checkpoint_files.read(newer / checkpoint_files.checkpoint_name(kept[-1]), "state.json"))
     files["state.json"] = json.dumps(state | {"env_steps": 10**9}).encode()
     checkpoint_files.save(
@@ -151,7 +149,7 @@ def _choose(saved: Mapping[str, bytes], parent: Path, env_steps: int, choice: in
     (bias,) = [name for name in weights if name.startswith("policy_head") and name.endswith("bias")]
     weights[bias] = np.where(np.arange(3) == choice, 100.0, 0.0).astype(np.float32)
     state = json.loads(saved["state.json"]) | {"env_steps": env_steps}
-    files: dict[str, checkpoint_files.Content] = {
+    files = {
         **saved, "model.safetensors": save(weights), "state.json": json.dumps(state).encode()
     }  # fmt: skip
     checkpoint_files.save(parent, checkpoint_files.checkpoint_name(env_steps), files)

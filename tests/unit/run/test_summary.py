@@ -52,7 +52,7 @@ def reports(*returns: float | None, policy: int = 0) -> list[dict[str, Any]]:
 
 def keep_best(directory: Path, value: float, metric: str = "reward/mean", policy: int = 0) -> None:
     state = {"env_steps": 100, "best": {"metric": metric, "value": value}}
-    files: dict[str, checkpoint_files.Content] = {"state.json": json.dumps(state).encode()}
+    files = {"state.json": json.dumps(state).encode()}
     checkpoint_files.save(directory / f"checkpoint_p{policy}" / "best", checkpoint_files.checkpoint_name(100), files)
 
 
