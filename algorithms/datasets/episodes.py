@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from appo.envs.conversion import ActionUnits, ObservationWriter
+from appo.envs.conversion import ObservationWriter
 from appo.envs.spaces import AS_THEY_ARE, ActionForm, Space, children
 from appo.envs.spec import SINGLE_KEY, ActionSpec, Array, EnvSpec, FloatArray
 from appo.utils.errors import UsageError
@@ -103,28 +102,6 @@ def _bounds_of(action: ActionSpec) -> list[Array]:
 def form_of(action: ActionSpec) -> ActionForm:
     """Return the form of stored actions."""
     return ActionForm(action.scale is not None, any(action.is_squashed), action.bins)
-
-
-_units_of = cache(ActionUnits)
-
-
-def in_units(action: ActionSpec, stored: Array) -> Array:
-    """Return stored actions [L, A] in the units of the environment; scaled actions are within bounds."""
-    units = _units_of(action)
-    return units(stored).astype(stored.dtype) if units.differ else stored
-
-
-def given_actions(space: Space, action: Array) -> Any:
-    """Return actions [L, A] in a space of `spaces_of`; continuous actions are clipped to their bounds."""
-    if isinstance(space, spaces.Discrete):
-        return action[:, 0].astype(space.dtype)
-    if isinstance(space, spaces.Tuple):
-        widths = [leaf.shape[0] if leaf.shape else 1 for leaf in space.spaces]
-        parts = np.split(action, np.cumsum(widths)[:-1], axis=1)
-        return tuple(given_actions(leaf, part) for leaf, part in zip(space.spaces, parts, strict=True))
-    if isinstance(space, spaces.Box):
-        return np.clip(action, space.low, space.high).astype(space.dtype)
-    return action.astype(space.dtype)
 
 
 def stored_actions(space: Space, values: Any, action: ActionSpec) -> Array:

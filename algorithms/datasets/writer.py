@@ -23,16 +23,9 @@ import numpy as np
 
 from appo.algorithms.datasets.config import OutputConfig
 from appo.algorithms.datasets.door import DATA, METADATA, NewPart, Place, make_folder, remove_hidden
-from appo.algorithms.datasets.episodes import (
-    SAMPLED_ACTION,
-    Episode,
-    Spaces,
-    form_of,
-    given_actions,
-    in_units,
-    spaces_of,
-)
+from appo.algorithms.datasets.episodes import SAMPLED_ACTION, Episode, Spaces, form_of, spaces_of
 from appo.algorithms.datasets.space_json import space_to_json
+from appo.envs.conversion import ActionConverter
 from appo.envs.spec import SINGLE_KEY, Array, EnvSpec
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.values import shown
@@ -79,8 +72,8 @@ class DatasetWriter:
         self._arrow = require_pyarrow("output")
         self.config, self.spec, self.about = config, spec, dict(about)
         self.folder = Path(config.output).absolute()
-        self.spaces = spaces_of(spec)
-        self._plain_spaces = _plain(self.spaces)
+        spaces = spaces_of(spec)
+        self._plain_spaces, self._actions = _plain(spaces), ActionConverter(spaces[1], spec.action)
         self.episodes = self.steps = self.parts = 0
         self._open: NewPart | None = None
         self._hidden = open_folder(self.folder, name, spec)
@@ -168,7 +161,7 @@ class DatasetWriter:
             infos[SAMPLED_ACTION] = episode.action
         columns = {
             "observations": _array(pa, shown_as),
-            "actions": _array(pa, _padded(given_actions(self.spaces[1], in_units(self.spec.action, episode.action)))),
+            "actions": _array(pa, _padded(self._actions.batch(episode.action))),
             "rewards": _array(pa, _padded(episode.reward.astype(np.float64))),
             "terminations": _array(pa, _padded(ended & episode.terminated)),
             "truncations": _array(pa, _padded(ended & (not episode.terminated))),

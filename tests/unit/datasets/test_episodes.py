@@ -15,8 +15,6 @@ from appo.algorithms.datasets.episodes import (
     Episode,
     checked,
     episode_of,
-    given_actions,
-    in_units,
     spaces_of,
     stored_actions,
 )
@@ -146,7 +144,7 @@ def test_actions_come_back_as_they_were_stored(name: str) -> None:
         columns.append(random.uniform(0.0, 0.9, shape) if choices is None else random.integers(choices, size=shape))
     stored = np.concatenate(columns, axis=1).astype(spec.dtype)
     space = spaces_of(SPECS[name])[1]
-    given = given_actions(space, stored)
+    given = ActionConverter(space, spec).batch(stored)
     for t in range(6):
         one = tuple(part[t] for part in given) if isinstance(given, tuple) else given[t]
         assert space.contains(one)
@@ -156,7 +154,7 @@ def test_actions_come_back_as_they_were_stored(name: str) -> None:
 
 
 def test_continuous_actions_are_given_within_their_bounds() -> None:
-    given = given_actions(spaces_of(SPECS["bounded"])[1], np.array([[3.0, -2.0]], np.float32))
+    given = ActionConverter(spaces_of(SPECS["bounded"])[1], BOUNDED).batch(np.array([[3.0, -2.0]], np.float32))
     np.testing.assert_array_equal(given, np.array([[1.0, -0.5]], np.float32))
 
 
@@ -297,12 +295,15 @@ def test_stored_actions_are_given_in_the_units_of_the_environment(
 ) -> None:
     spec = box(form)
     stored = np.array([[-3.0, -2.0, 7.0, 1.0], [9.0, 3.0, -7.0, 2.0]], np.float32)
-    given = given_actions(spaces_of(spec)[1], in_units(spec.action, stored))
+    space = spaces_of(spec)[1]
+    converter = ActionConverter(space, spec.action)
+    given = converter.batch(stored)
     columns = np.concatenate([part.reshape(2, -1) for part in given], axis=1)
     np.testing.assert_allclose(columns, expected, rtol=1e-6)
-    back = in_units(spec.action, stored_actions(spaces_of(spec)[1], given, spec.action))
+    back = converter.batch(stored_actions(space, given, spec.action))
+    again = np.concatenate([part.reshape(2, -1) for part in back], axis=1)
     limit = 4 * (1 - np.tanh(SQUASHED_BOUND)) * form.squashed + 1e-6
-    np.testing.assert_allclose(back, np.clip(columns, [-2, 0, -np.inf, 0], [6, np.inf, np.inf, 2]), atol=limit)
+    np.testing.assert_allclose(again, np.clip(columns, [-2, 0, -np.inf, 0], [6, np.inf, np.inf, 2]), atol=limit)
 
 
 @pytest.mark.parametrize("form", FORMS)
