@@ -6,6 +6,7 @@ times `n_steps` is batch_size times num_batches_per_iteration. Flags that the zo
 
 from appo.algorithms.parts import recipes
 from appo.algorithms.parts.recipes import SEPARATE
+from appo.envs import presets as env_presets
 from appo.envs.family import Preset
 
 NORMALIZED: Preset = {"normalize_input": True, "normalize_returns": True}
@@ -71,6 +72,16 @@ PRESETS: dict[str, Preset] = {
 }
 """Name of a preset -> flags of learning. Other known environments have `WITHOUT_BUDGET`."""
 
+IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
+"""The values of `ATARI` that need no budget, for environments with images that have no other; numbers use the defaults.
+"""
+
+CONTINUOUS: Preset = {"num_batches_per_iteration": 8}
+"""For environments without other values, with actions that are numbers. The clip limits how far a mean moves per
+iteration, relative to the standard deviation. After 100,000 steps, three right numbers at once (`tests/reaching.py`)
+reached 0.867 of the best return with the default of 32 (49 iterations), 0.856 with 32 and a rate of 1e-3, and 0.984
+with 8."""
+
 
 def _iteration(envs: int, rollout: int, batch_size: int) -> Preset:
     """Return the sizes of an iteration of so many trajectories."""
@@ -86,6 +97,7 @@ TIANSHOU: Preset = {
     "normalize_advantages": "off",
 }
 MINIGRID: Preset = {**SEPARATE, **NORMALIZED, **_iteration(8, 128, 64), **recipes.MINIGRID}
+DM_CONTROL: Preset = {**SEPARATE, **NORMALIZED, **_iteration(1, 2048, 64), "lr_schedule": "linear"}  # CleanRL's
 # A reward that is normalized solves MountainCar, where a reward ends the episode.
 MOUNTAIN_CAR: Preset = {**SEPARATE, **NORMALIZED, **_iteration(16, 16, 64), "ppo_epochs": 4, "gae_lambda": 0.98}
 
@@ -108,23 +120,23 @@ SAMPLE_EFFICIENT: dict[str, Preset] = recipes.with_steps(
             game: ATARI | recipes.AS_PUBLISHED_ATARI | {"gae_lambda": mixing}
             for game, mixing in recipes.LAMBDA_OF_GAMES.items()
         },
-        "dm_control/*": {**SEPARATE, **NORMALIZED, **_iteration(1, 2048, 64), "lr_schedule": "linear"},  # CleanRL's
+        "dm_control/*": DM_CONTROL,
     }
 )
 """Presets for `--preset=sample_efficient`. docs/results.md has returns of those that `--algo=auto` takes. One seed
 each: InvertedDoublePendulum 8,071, Ant 2,577, Pendulum -210, DoorKey-5x5 0. The others have not been measured."""
 
 WITHOUT_BUDGET: dict[str, Preset] = {
-    name: {flag: value for flag, value in preset.items() if flag not in ("train_for_env_steps", "env_kwargs")}
-    for name, preset in SAMPLE_EFFICIENT.items()
+    **dict.fromkeys(("BipedalWalkerHardcore", "HumanoidStandup", "MountainCarContinuous", "Pusher"), CONTINUOUS),
+    **{
+        name: {flag: value for flag, value in preset.items() if flag not in ("train_for_env_steps", "env_kwargs")}
+        for name, preset in SAMPLE_EFFICIENT.items()
+        if name in env_presets.PRESETS and name not in PRESETS
+    },
+    "dm_control": DM_CONTROL,
+    "minigrid": MINIGRID,
+    "vizdoom": IMAGES,
 }
-"""Default presets of environments that `PRESETS` does not contain: the recipes, for the environments as they are and
-any budget. Without a budget, a rate with a linear schedule stays."""
-
-IMAGES: Preset = {name: ATARI[name] for name in ("batch_size", "ppo_epochs", "learning_rate", "exploration_loss_coeff")}
-"""The values of `ATARI` that need no budget, for unknown environments with images; numbers use the defaults."""
-
-CONTINUOUS: Preset = {"num_batches_per_iteration": 8}
-"""For unknown environments with actions that are numbers. The clip limits how far a mean moves per iteration, relative
-to the standard deviation. After 100,000 steps, three right numbers at once (`tests/reaching.py`) reached 0.867 of the
-best return with the default of 32 (49 iterations), 0.856 with 32 and a rate of 1e-3, and 0.984 with 8."""
+"""Default presets of environments that `PRESETS` does not contain, by names of `envs.presets`: the recipes, for the
+environments as they are and any budget, else the values of unknown environments. Without a budget, a rate with a linear
+schedule stays."""

@@ -1,5 +1,6 @@
 """Flags, their sources and their checks, in process."""
 
+import importlib
 import json
 import os
 import random
@@ -18,6 +19,8 @@ from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.cli import parse
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.playing.config import EvaluationConfig
+from appo.algorithms.ppo import presets as ppo_presets
+from appo.algorithms.ppo.config import PPOConfig
 from appo.algorithms.run import folder
 from appo.algorithms.run.algorithms import (
     ALGORITHMS,
@@ -599,6 +602,27 @@ def test_presets_name_existing_flags_with_valid_values(algo: str) -> None:
         require_values(algo, f"{pattern.replace('*', 'any')}-v1", "sample_efficient")
 
 
+def test_ppo_has_settings_for_every_known_environment_that_a_network_can_train_with() -> None:
+    of_families = {name: module.FAMILY.examples[0] for name, module in families.modules().items()}
+    known = {name: f"{name}-v1" for name in env_presets.PRESETS} | {"pursuit": "sisl.pursuit_v4"}
+    known |= {name: of_families[name] for name in env_presets.by_family().keys() - known.keys() - {"toy"}}
+    for name, env in known.items():
+        assert env_presets.find_name(env) == name
+        require_values("PPO", env, "default")
+        config = parse_train([f"--env={env}", "--algo=PPO"])
+        config.learning.check(recurrent=config.model.use_rnn)
+        has_defaults = name in ("FrozenLake", "CliffWalking", "Taxi", "pursuit")  # numbers and choices
+        assert (config.learning == PPOConfig()) == has_defaults, name
+
+
+@pytest.mark.parametrize("algo", ["a3c", "apex", "appo", "pqn", "ppo", "sac"])
+def test_every_preset_of_an_algorithm_has_a_name_that_is_looked_up(algo: str) -> None:
+    module = importlib.import_module(f"appo.algorithms.{algo}.presets")
+    names, others = module.PRESETS.keys(), getattr(module, "WITHOUT_BUDGET", {}).keys()
+    assert names | others <= env_presets.PRESETS.keys() | env_presets.by_family().keys()
+    assert not names & others
+
+
 @pytest.mark.parametrize("algo", ["APPO", "PPO"])
 def test_sample_efficient_presets_bring_the_budget_of_the_published_return(algo: str) -> None:
     presets = find_algorithm(algo).sample_efficient
@@ -645,13 +669,16 @@ def test_a_default_preset_of_ppo_is_the_recipe_without_its_budget(env: str, expe
     assert found["train_for_env_steps"] == FLAGS["train_for_env_steps"].default
 
 
-def test_without_a_recipe_ppo_has_the_discount_of_the_environment() -> None:
-    discounts = {"MountainCarContinuous-v0": 0.999, "highway-v0": 0.8, "Taxi-v3": 0.99}
-    for env, discount in discounts.items():
+def test_without_a_recipe_ppo_has_the_discount_of_the_environment_and_the_settings_of_its_kind() -> None:
+    for env, expected in {
+        "MountainCarContinuous-v0": {"gamma": 0.999, **ppo_presets.CONTINUOUS},
+        "VizdoomBasic-v1": ppo_presets.IMAGES,
+        "highway-v0": {"gamma": 0.8},
+        "Taxi-v3": {},
+    }.items():
         known = find_preset(env, "cpu", find_algorithm("PPO"))
         assert known is not None
-        learning = {name: x for name, x in known.items() if name in FLAGS_OF_PPO["learning"]}
-        assert learning == ({} if discount == 0.99 else {"gamma": discount})
+        assert {name: x for name, x in known.items() if name in FLAGS_OF_PPO["learning"]} == expected
 
 
 @pytest.mark.parametrize("preset", ["default", "sample_efficient"])
