@@ -131,4 +131,4 @@ class ActorCriticAlgorithm(FlatAlgorithm):
         from appo.algorithms.parts.verify import VerifyingLearner
 
         learner = super().make_learner(context, flat, device)
-        return VerifyingLearner(learner, context.spec) if context.verify else learner
+        return VerifyingLearner(learner, context.spec, context.max_policy_lag) if context.verify else learner

@@ -25,11 +25,17 @@ class VerifyingLearner:
     Compared are values, and logits if recorded, otherwise the log-probability of the action. Running statistics are
     published with a version and change while the weights do not; each step is recomputed with those of the acting
     version.
+
+    Args:
+        learner: compared learner, of an actor-critic.
+        spec: spaces of the environment.
+        max_policy_lag: lag, in versions, from which no batch contains a step.
     """
 
-    def __init__(self, learner: Learner, spec: EnvSpec) -> None:
+    def __init__(self, learner: Learner, spec: EnvSpec, max_policy_lag: int) -> None:
         assert isinstance(learner.flat.module, ActorCritic)
         self.learner, self.flat, self.model, self.spec = learner, learner.flat, learner.flat.module, spec
+        self.max_policy_lag = max_policy_lag
         self.configure, self.state, self.restore = learner.configure, learner.state, learner.restore
         self.layout = learner.layout
         self.published: dict[int, Tensor] = {}
@@ -103,3 +109,5 @@ class VerifyingLearner:
 
     def _remember(self) -> None:
         self.published[self.version] = self.flat.flat.clone()
+        for version in [version for version in self.published if self.version - version >= self.max_policy_lag]:
+            del self.published[version]

@@ -144,6 +144,7 @@ class RunPlan:
             c.env.reward_scale,
             c.env.reward_clip,
             t.acting_rows,
+            c.sampling.max_policy_lag,
         )
 
     @property

@@ -53,6 +53,7 @@ class Context:
         directory: directory of the run; None without a run, as in tuning.
         reward_scale, reward_clip: scale and limit of the rewards for learning, see `EnvConfig`.
         acting_rows: rows for which policies on this machine act, before rows of other machines; 0: all.
+        max_policy_lag: value of `--max_policy_lag`.
     """
 
     spec: EnvSpec
@@ -71,6 +72,7 @@ class Context:
     reward_scale: float = 1.0
     reward_clip: float = 0.0
     acting_rows: int = 0
+    max_policy_lag: int = 100
 
     def torch_seed(self) -> int:
         """Return a seed for one of torch's generators; 0 without seeds, for parts that are made to be measured."""

@@ -246,7 +246,7 @@ def test_without_the_flag_no_random_number_is_drawn_and_nothing_added() -> None:
 def test_what_was_acted_is_compared_without_noise() -> None:
     learner = noting_of(rpo_alpha=ALPHA)
     batch = batch_of(learner.model, SPEC, noise=0.0)
-    verifying = VerifyingLearner(learner, SPEC)
+    verifying = VerifyingLearner(learner, SPEC, max_policy_lag=100)
     batch.recorded["value"] = learner.model.denormalize_value(learner.unroll(batch)[1][:-1].detach())
     for _ in verifying.learn(batch, 0.0):
         pass
