@@ -1,5 +1,6 @@
 """Running statistics of observations and returns, kept by the learner in float64 and published with the weights."""
 
+import math
 from typing import cast
 
 import numpy as np
@@ -37,6 +38,17 @@ def faded(moments: Moments) -> Moments:
     """Return moments that weigh no more than `RETURN_MEMORY_SAMPLES`."""
     fade = (RETURN_MEMORY_SAMPLES / moments.count.clamp(min=1)).clamp(max=1.0)
     return Moments(moments.count * fade, moments.mean, moments.m2 * fade)
+
+
+def image_stride(steps: int, columns: int) -> int:
+    """Return the distance of the images that count, in rows of flattened fields [T * B].
+
+    A distance that shares a divisor with the number of columns would find images in some columns only, in every batch.
+    """
+    stride = -(-steps * columns // IMAGES_PER_BATCH)
+    while math.gcd(stride, columns) > 1:
+        stride += 1
+    return stride
 
 
 class RunningStatistics:
@@ -81,7 +93,7 @@ class RunningStatistics:
         for key, moments in observation.items():
             x, usable = batch.obs[key][:-1].flatten(0, 1), valid
             if x.dtype == torch.uint8:
-                stride = -(-len(x) // IMAGES_PER_BATCH)
+                stride = image_stride(*batch.valid.shape)
                 x, usable = x[::stride], valid[::stride]
             else:
                 usable = valid & x.reshape(len(x), -1).isfinite().all(dim=1)

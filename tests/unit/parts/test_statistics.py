@@ -7,10 +7,10 @@ import torch
 
 from appo.algorithms.parts.statistics import (
     IMAGE_VARIANCE,
-    IMAGES_PER_BATCH,
     NUMBER_VARIANCE,
     RETURN_MEMORY_SAMPLES,
     RunningStatistics,
+    image_stride,
 )
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ObservationSpec
@@ -186,7 +186,7 @@ def test_images_are_normalized_pixel_by_pixel_when_asked() -> None:
     batch = batch_of(model, SPEC)
     statistics.update(batch, targets_of(batch, 0.0))
     images = batch.obs["image"][:-1].flatten(0, 1)
-    stride = -(-len(images) // IMAGES_PER_BATCH)
+    stride = image_stride(ROLLOUT, COLUMNS)
     seen = images[::stride][batch.valid.flatten()[::stride]].double()
     scaling = model.scaling_of("image")
     assert torch.allclose(scaling.mean, seen.mean(0).float())
@@ -194,6 +194,21 @@ def test_images_are_normalized_pixel_by_pixel_when_asked() -> None:
     assert torch.allclose(scaling.inv_std, expected, rtol=1e-5)
     x = images[:3]
     assert torch.allclose(scaling(x), (x - scaling.mean) * scaling.inv_std, atol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "columns"), [(128, 8), (32, 32), (32, 6), (20, 1), (1, 9)])
+def test_images_of_every_column_are_seen(steps: int, columns: int) -> None:
+    statistics = RunningStatistics(model_of(SPEC, normalize_images=True), normalize_returns=False)
+    images = torch.zeros(steps + 1, columns, *IMAGE.shape, dtype=torch.uint8)
+    lit = images.flatten(2)
+    for column in range(columns):
+        lit[:, column, column] = 255  # a pixel of its own
+    obs = {"image": images, "speed": torch.zeros(steps + 1, columns, 5), "height": torch.zeros(steps + 1, columns)}
+    valid = torch.ones(steps, columns, dtype=torch.bool)
+    statistics.update(replace(batch_of(statistics.model, SPEC), obs=obs, valid=valid), [])
+    moments = statistics.observation["image"]
+    assert 0 < int(moments.count) <= 64
+    assert moments.mean.flatten().nonzero().flatten().tolist() == [*range(columns)]
 
 
 @pytest.mark.parametrize("shared", [True, False])
