@@ -91,7 +91,7 @@ class APPOLearner(SurrogateLearner):
             target = (self.quick_update or self.update)(minibatch)
             self.count_update()
             targets.append((target, minibatch.valid))
-            self.optimizer.adapt(end_of_epoch=ends, minibatches=per_epoch)
+            self.optimizer.adapt(end_of_epoch=ends)
             is_last = i == len(plan) - 1 or (ends and self.has_moved_too_far(per_epoch))
             if is_last:
                 self.statistics.update(batch, targets)

@@ -34,7 +34,8 @@ class FlatAdam(FlatOptimizer):
     def __init__(self, weights: Tensor, config: OptimizerConfig, rate: str = "learning_rate") -> None:
         super().__init__(weights, config, MOMENTS, rate)
         self._mean, self._mean_square = self._means
-        self._steps, self._kl, self.sum_kl = (torch.zeros_like(self.learning_rate) for _ in range(3))
+        self._steps, self.sum_kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
+        self._kl = weights.new_zeros(2)  # of an epoch: sum, and number of minibatches; for adaptive schedules
 
     def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was skipped, as scalars.
@@ -51,13 +52,15 @@ class FlatAdam(FlatOptimizer):
         skipped = (~(norm.isfinite() & learnable)).float()
         self._adam(skipped)
         self.skipped_in_a_row.add_(1.0).mul_(skipped)
-        self.count(kl)
+        self.count(kl, skipped)
         return norm, skipped
 
-    def count(self, kl: Tensor) -> None:
-        """Count the KL divergence of a minibatch, with or without a step."""
-        self._kl += kl
+    def count(self, kl: Tensor, skipped: Tensor | None = None) -> None:
+        """Count the KL divergence of a minibatch, with or without a step; a skipped step must not adapt the rate."""
         self.sum_kl += kl
+        if self.config.lr_schedule.startswith("kl_adaptive"):
+            one = torch.stack((kl, torch.ones_like(kl)))
+            self._kl += one if skipped is None else one.masked_fill(skipped > 0, 0.0)
 
     def _adam(self, skipped: Tensor) -> None:
         """Make one step of Kingma and Ba 2015, arXiv:1412.6980, like `torch.optim.Adam(fused=True)`.
@@ -90,14 +93,14 @@ class FlatAdam(FlatOptimizer):
         self._kl.zero_()
         self.sum_kl.zero_()
 
-    def adapt(self, *, end_of_epoch: bool, minibatches: int) -> None:
+    def adapt(self, *, end_of_epoch: bool) -> None:
         """Keep the mean KL divergence of a minibatch, or of an epoch, within a factor 2 of its threshold."""
         schedule, threshold = self.config.lr_schedule, self.config.lr_schedule_kl_threshold
         per_epoch = schedule == "kl_adaptive_epoch"
         if per_epoch and not end_of_epoch:
             return
         if schedule.startswith("kl_adaptive"):
-            kl = self._kl / (minibatches if per_epoch else 1)
+            kl = self._kl[0] / self._kl[1]  # NaN without a minibatch: no comparison is true, and the rate stays
             factor = torch.where(kl > 2 * threshold, 1 / 1.5, torch.where(kl < 0.5 * threshold, 1.5, 1.0))
             self.learning_rate.mul_(factor).clamp_(self.config.lr_adaptive_min, self.config.lr_adaptive_max)
         self._kl.zero_()

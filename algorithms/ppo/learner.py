@@ -97,23 +97,22 @@ class PPOLearner(SurrogateLearner):
                 batch = self.estimate(batch)
             minibatch = self.minibatch(batch, segments)
             metrics = (self.quick or self.differentiate)(minibatch)
-            if self.stops_before(minibatch.valid, metrics, i % per_epoch + 1):
+            if self.stops_before(minibatch.valid, metrics):
                 break
             self.descend_by(minibatch.valid, metrics)
-            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0, minibatches=per_epoch)
+            self.optimizer.adapt(end_of_epoch=(i + 1) % per_epoch == 0)
             yield
         # Only now: acting and all epochs must see observations on one scale.
         self.statistics.update(batch, [(batch.recorded["target"], batch.valid)])
         self.version += 1
         yield
 
-    def stops_before(self, valid: Tensor, metrics: Metrics, minibatches: int) -> bool:
+    def stops_before(self, valid: Tensor, metrics: Metrics) -> bool:
         """Return whether the iteration ends before a step, see `--target_kl`; the rate then adapts to the short epoch.
 
         Args:
             valid: valid steps of the minibatch, or their number.
             metrics: metrics of the minibatch, by name.
-            minibatches: minibatches of the epoch, with the minibatch of the step.
         """
         if not (target := self.config.target_kl):
             return False
@@ -124,7 +123,7 @@ class PPOLearner(SurrogateLearner):
         if stops:
             # The steps made, with smaller divergences, would raise a rate that is too high already.
             self.optimizer.count(kl)
-            self.optimizer.adapt(end_of_epoch=True, minibatches=minibatches)
+            self.optimizer.adapt(end_of_epoch=True)
         return stops
 
     def differentiate(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:

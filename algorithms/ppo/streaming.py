@@ -75,9 +75,9 @@ class StreamingLearner:
         metrics = self._sum.finish()
         metrics["advantage_std"] = std(self._of_batch, eps=0.0).float()
         metrics[EXPLAINED] = explained_share(*self._of_values.m2.unbind())
-        if not self.learner.stops_before(self._sum.num_valid, metrics, minibatches=1):
+        if not self.learner.stops_before(self._sum.num_valid, metrics):
             self.times.measure("update", lambda: self.learner.descend_by(self._sum.num_valid, metrics))
-            self.learner.optimizer.adapt(end_of_epoch=True, minibatches=1)
+            self.learner.optimizer.adapt(end_of_epoch=True)
             yield
         self.learner.statistics.apply()
         self.learner.advantages = faded(self._advantages)
