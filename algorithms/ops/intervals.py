@@ -17,6 +17,8 @@ NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE_PERCENT / 200)
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided quantiles of Student's t for 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
 
+ANGLES = 10_001  # of a numerical integral
+LARGEST_FREEDOM = 10_000.0  # beyond, quantiles are that of a normal distribution to four digits, and angles are too few
 RESAMPLES = 2000  # of the values of a mean
 CHUNK = 64  # resamples of episodes at a time
 
@@ -56,15 +58,15 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> MeanWithM
 
 
 def _t_quantile(freedom: float) -> float:
-    """Return the two-sided quantile of Student's t by an expansion (Abramowitz and Stegun, 26.7.5)."""
-    z = NORMAL_QUANTILE
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    """Return the two-sided quantile of Student's t for one degree of freedom or more, a whole number or not.
+
+    For t = sqrt(f) tan(a), the density of the angle a in [0, pi/2] is proportional to cos(a)^(f-1).
+    """
+    freedom = min(freedom, LARGEST_FREEDOM)
+    angle = np.linspace(0, math.pi / 2, ANGLES)
+    density = np.cos(angle) ** (freedom - 1)
+    share = np.cumsum(density[1:] + density[:-1])
+    return math.sqrt(freedom) * math.tan(float(np.interp(CONFIDENCE_PERCENT / 100, share / share[-1], angle[1:])))
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:

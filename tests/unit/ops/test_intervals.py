@@ -1,4 +1,5 @@
 import math
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -19,7 +20,27 @@ def test_differences_of_means(first: list[float], second: list[float], mean: flo
     found = welch_interval(first, second)
     assert found is not None
     assert found.mean == pytest.approx(mean)
-    assert found.margin == pytest.approx(margin, rel=5e-3)
+    assert found.margin == pytest.approx(margin, rel=1e-5)
+
+
+# Abramowitz and Stegun, table 26.10
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (120, 1.97993)],
+)
+def test_the_interval_of_a_difference_has_the_quantile_of_its_degrees_of_freedom(freedom: int, quantile: float) -> None:
+    values = [float(number % 2) for number in range(freedom + 1)]
+    found = welch_interval(values, [7.0, 7.0])  # constant values add no freedom
+    assert found is not None
+    assert found.margin == pytest.approx(quantile * stdev(values) / math.sqrt(freedom + 1), rel=1e-5)
+
+
+def test_degrees_of_freedom_need_not_be_whole() -> None:
+    first, second = [0.0, 2.0], [0.0, 2 * math.sqrt(3)]  # variances 2 and 6 of two values each: 1.6 degrees
+    found = welch_interval(first, second)
+    assert found is not None
+    # The integral of the density beyond 5.51724, on both sides, is 0.05.
+    assert found.margin == pytest.approx(5.51724 * 2, rel=1e-5)
 
 
 def test_a_single_value_has_no_difference() -> None:
