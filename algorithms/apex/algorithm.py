@@ -71,7 +71,8 @@ class APEX(ReplayAlgorithm):
         """Return a learner of a network, with a twin in numpy unless actions have masks."""
         from appo.algorithms.apex.numpy_learner import numpy_update
 
-        return self.learner_class()(flat, context, None if context.spec.action_mask else numpy_update)
+        learner = self.learner_class()(flat, context)
+        return learner if context.spec.action_mask else learner.accelerate(numpy_update)
 
     def network(self, context: Context) -> QNetwork:
         """Make a Q-network."""

@@ -20,8 +20,6 @@ from appo.algorithms.runtime.learning.batches import Batch, Feedback
 TARGET = "target"
 """Name of the vector in a state that holds the weights of the target network."""
 
-Quick = Callable[[Batch, float], tuple[Tensor, Metrics]]
-
 
 class ApexLearner(FlatLearner):
     """Trains one policy.
@@ -33,22 +31,14 @@ class ApexLearner(FlatLearner):
     """
 
     config: ApexConfig
+    quick: Callable[[Batch, float], tuple[Tensor, Metrics]] | None
 
-    def __init__(
-        self, flat: FlatModule, context: Context, make_quick: "Callable[[ApexLearner], Quick | None] | None" = None
-    ) -> None:
+    def __init__(self, flat: FlatModule, context: Context) -> None:
         assert isinstance(flat.module, QNetwork)
         super().__init__(flat, context)
         self.model = flat.module
         self.target = FlatModule(copy.deepcopy(flat.module).requires_grad_(False))
         self.further[TARGET] = self.target.flat
-        self._make_quick = make_quick or (lambda learner: None)
-        self.quick = self._make_quick(self)
-
-    def configure(self, config: ApexConfig) -> None:
-        """Follow new flags; called between two batches."""
-        super().configure(config)
-        self.quick = self._make_quick(self)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback]:
         """Make one optimizer step; yield the absolute errors [T, B] of the batch, and the flags in use.

@@ -102,4 +102,4 @@ class APPO(ActorCriticAlgorithm):
                 return CapturedUpdate(learner.update, device)
             return None if context.verify else numpy_update(learner)
 
-        return self.learner_class()(flat, context, make_quick)
+        return self.learner_class()(flat, context).accelerate(make_quick)

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.appo.config import APPOConfig
-from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
 from appo.algorithms.parts.config import EXPLAINED
 from appo.algorithms.parts.learner import row_of
 from appo.algorithms.parts.surrogate import SurrogateLearner
-from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 
 NOISE = "noise"
@@ -39,33 +37,16 @@ class APPOLearner(SurrogateLearner):
 
     Args:
         flat, context: see `FlatLearner`; `generator` draws the order of minibatches.
-        make_quick: function that makes `quick_update`, called again after a change of flags.
 
     Attributes:
-        quick_update: faster equivalent of `update`, or None.
+        quick: faster equivalent of `update`, or None.
         shared_moments: mean and deviation of the advantages of all ranks while the quick update compares; all ranks add
             up equally often, whichever compares. None otherwise.
     """
 
     config: APPOConfig
+    quick: Callable[[Batch], Tensor] | None
     shared_moments: tuple[Tensor, Tensor] | None = None
-
-    def __init__(
-        self,
-        flat: FlatModule,
-        context: Context,
-        make_quick: "Callable[[APPOLearner], Callable[[Batch], Tensor] | None]" = lambda learner: None,
-    ) -> None:
-        super().__init__(flat, context)
-        self._make_quick = make_quick
-        self.quick_update = make_quick(self)
-
-    def configure(self, config: APPOConfig) -> None:
-        """Follow new flags; called between two batches."""
-        # The quick update contains the old numbers: captured steps, and the choice of a twin in numpy.
-        float(self.optimizer.learning_rate)  # waits for running steps, which still read captured memory
-        super().configure(config)
-        self.quick_update = self._make_quick(self)
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Pass over a macro batch `ppo_epochs` times; yield after each optimizer step, when weights can be published.
@@ -88,7 +69,7 @@ class APPOLearner(SurrogateLearner):
             if c.rpo_alpha:
                 noise = self.draw_noise(*minibatch.valid.shape)
                 minibatch = replace(minibatch, recorded=minibatch.recorded | {NOISE: noise})
-            target = (self.quick_update or self.update)(minibatch)
+            target = (self.quick or self.update)(minibatch)
             self.count_update()
             targets.append((target, minibatch.valid))
             self.optimizer.adapt(end_of_epoch=ends)

@@ -46,7 +46,7 @@ class NumpyUpdate:
             mine, names = gradient.clone(), found[1].keys()
             found = learner.differentiate(batch)
             if self._check.retires(mine, gradient, names, found[1].keys()):
-                learner.quick_update = None
+                learner.quick = None
         learner.shared_moments = None
         learner.step(batch.valid, found[1])
         return found[0]

@@ -4,8 +4,8 @@ import base64
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +72,14 @@ class FlatLearner(ABC):
         generator: random numbers on the host, for example for the order of minibatches; part of the state.
         device_generator: random numbers on the device, part of the state; on a CPU the generator of the host.
         ranks: learners that each have a part of every batch, see `join`; None for a single learner.
+        quick: faster equivalent of a method, see `accelerate`, or None.
         smallest_deviation: deviation of normalized returns below which a warning says that nothing is learned; 0: none.
     """
 
     config: Any
     optimizer: FlatAdam | FlatRMSProp
     ranks: Ranks | None = None
+    quick: Any = None
     smallest_deviation = 1e-4  # the limits of advantages and of the critic's unit hide smaller differences
 
     def __init__(
@@ -99,6 +101,7 @@ class FlatLearner(ABC):
         on_host = device.type == "cpu"
         self.device_generator = self.generator if on_host else torch.Generator(device).manual_seed(seed)
         self.statistics = RunningStatistics(flat.module, normalize_returns)
+        self._make_quick: Callable[[Any], object] = lambda learner: None
         self._metric_names: tuple[str, ...] = ()
         self._metric_sum, self._metric_count = flat.flat.new_empty(0), 0
 
@@ -137,11 +140,22 @@ class FlatLearner(ABC):
         """Return the optimizers of all networks."""
         return [self.optimizer, *(network.optimizer for network in self.networks.values())]
 
+    def accelerate(self, make_quick: Callable[[Any], object]) -> Self:
+        """Train by `quick`, which a function makes of the learner: now, and again after every change of flags.
+
+        A captured step and a twin in numpy contain the numbers of the flags.
+        """
+        self._make_quick = make_quick
+        self.quick = make_quick(self)
+        return self
+
     def configure(self, config: Any) -> None:
         """Follow new flags; called between two batches."""
+        float(self.optimizer.learning_rate)  # waits for running steps, which still read captured memory
         self.config = config
         for optimizer in self.optimizers:
             optimizer.configure(config)
+        self.quick = self._make_quick(self)
 
     def follow(self, progress: float) -> None:
         """Set the rates of linear schedules, when this share of the training budget is used up, in [0, 1]."""

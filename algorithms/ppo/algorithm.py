@@ -78,6 +78,7 @@ class PPO(ActorCriticAlgorithm):
         from appo.algorithms.ppo.numpy_learner import numpy_gradient
         from appo.algorithms.ppo.streaming import StreamingLearner
 
-        by_torch = context.verify or context.flags.streams
-        learner = self.learner_class()(flat, context, (lambda _: None) if by_torch else numpy_gradient)
-        return StreamingLearner(learner) if context.flags.streams else learner
+        learner = self.learner_class()(flat, context)
+        if context.flags.streams:
+            return StreamingLearner(learner)
+        return learner if context.verify else learner.accelerate(numpy_gradient)

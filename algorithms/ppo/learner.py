@@ -40,7 +40,6 @@ class PPOLearner(SurrogateLearner):
 
     Args:
         flat, context: see `FlatLearner`; `generator` draws the order of minibatches.
-        make_quick: function that makes `quick`, called again after a change of flags.
 
     Attributes:
         quick: faster equivalent of `differentiate`, or None.
@@ -52,24 +51,13 @@ class PPOLearner(SurrogateLearner):
     """
 
     config: PPOConfig
+    quick: Callable[[Minibatch], Metrics] | None
     smallest_deviation = 0.0  # advantages are normalized in units of the critic
 
-    def __init__(
-        self,
-        flat: FlatModule,
-        context: Context,
-        make_quick: "Callable[[PPOLearner], Callable[[Minibatch], Metrics] | None]" = lambda learner: None,
-    ) -> None:
+    def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
         self.config.check(recurrent=self.model.rnn_state_size > 0)
         self.further[ADVANTAGES] = flat.flat.new_zeros(3, dtype=torch.float64)
-        self._make_quick = make_quick
-        self.quick = make_quick(self)
-
-    def configure(self, config: PPOConfig) -> None:
-        """Follow new flags; called between two batches."""
-        super().configure(config)
-        self.quick = self._make_quick(self)
 
     @property
     def advantages(self) -> Moments:

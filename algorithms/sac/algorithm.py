@@ -63,14 +63,20 @@ class SAC(ReplayAlgorithm):
 
         A graph would freeze what a subclass counts or decides in Python, so only the learner itself is captured.
         """
+        from appo.algorithms.parts.captured_update import CapturedUpdate
         from appo.algorithms.sac.learner import SACLearner
         from appo.algorithms.sac.quick_gradients import quick_gradients
 
+        def captured(learner: SACLearner) -> CapturedUpdate | None:
+            if learner.ranks:  # a graph that is replayed cannot wait for other processes
+                return None
+            return CapturedUpdate(learner.update, device, learner.device_generator)
+
         learner = self.learner_class()(flat, context)
         if not context.buffered:
-            learner.quick = quick_gradients(learner)
+            learner.gradients = quick_gradients(learner)
         elif type(learner) is SACLearner:
-            learner.capture(device)
+            learner.accelerate(captured)
         return learner
 
     def network(self, context: Context) -> PolicyNetwork:

@@ -5,7 +5,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -19,11 +19,9 @@ from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import PolicyNetwork
 from appo.algorithms.ops import soft_q
 from appo.algorithms.ops.distributions import ActionDistribution, squashed
-from appo.algorithms.parts.captured_update import CapturedUpdate
 from appo.algorithms.parts.learner import LOSS, FlatLearner
 from appo.algorithms.parts.pooling import pool_mean
 from appo.algorithms.runtime.algorithm import Context
-from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.sac.categorical import CriticPass, Distributions, Draws, LossWeights
 from appo.algorithms.sac.config import SACConfig
@@ -76,15 +74,14 @@ class SACLearner(FlatLearner):
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
         beta: exponent of the weights of the steps, scalar on the device.
         distributions: critics and targets of `--categorical_critics`, or None.
-        quick: faster equivalent of `differentiate`, or None.
-        captured: `update` as a graph, see `capture`, or None.
+        gradients: faster equivalent of `differentiate`, or None.
+        quick: faster equivalent of `update`, or None.
     """
 
     config: SACConfig
-    quick: "Gradients | None" = None
-    captured: CapturedUpdate | None = None
+    gradients: "Gradients | None" = None
+    quick: Callable[[Batch], Tensor] | None
     distributions: Distributions | None = None
-    _device: Device | None = None  # that captures
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
@@ -105,21 +102,6 @@ class SACLearner(FlatLearner):
         if c.learn_temperature:
             self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
         self.beta = flat.flat.new_zeros(())
-
-    def capture(self, device: Device) -> None:
-        """Update by a graph of the device from now on, with the flags of this moment."""
-        self._device, self.captured = device, CapturedUpdate(self.update, device, self.device_generator)
-
-    def configure(self, config: SACConfig) -> None:
-        """Follow new flags; called between two batches."""
-        super().configure(config)
-        if self._device is None:
-            return
-        float(self.beta)  # waits for running steps, which still read captured memory
-        if self.ranks:
-            self.captured = None  # a graph that is replayed cannot wait for other processes
-        else:
-            self.capture(self._device)
 
     @property
     def target_entropy(self) -> float:
@@ -201,7 +183,7 @@ class SACLearner(FlatLearner):
             square, count = batch.reward[0].square().mean(), batch.valid.sum()
             pooled = pool_mean(self.ranks, square, count) if self.ranks else square
             self.distributions.critics.note_rewards(pooled)
-        error, log_prob, means = (self.quick or self).differentiate(batch, obs)
+        error, log_prob, means = (self.gradients or self).differentiate(batch, obs)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
@@ -221,7 +203,7 @@ class SACLearner(FlatLearner):
         c = self.config
         self.follow(progress)
         self.beta.fill_(c.beta(progress))
-        error = (self.captured or self.update)(batch)
+        error = (self.quick or self.update)(batch)
         self.statistics.update(batch, [])
         self.count_update()
         if self.updates % c.updates_per_version == 0:

@@ -69,7 +69,7 @@ class QuickGradients:
         lengths = [torch.linalg.vector_norm(x).clamp_min(SMALLEST) for x in exact]
         mine_of, exact_of = (torch.cat([x / n for x, n in zip(xs, lengths, strict=True)]) for xs in (mine, exact))
         if self._check.retires(mine_of, exact_of, names, found[-1].keys()):
-            learner.quick = None
+            learner.gradients = None
         return found
 
     @torch.inference_mode()

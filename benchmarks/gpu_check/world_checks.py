@@ -108,10 +108,10 @@ def captured_training(report: Report, model: str) -> str:
     """Check that captured optimizer steps train the weights of plain steps, and publish the weights."""
     plain, captured = (world_of(kind, report.device, model) for kind in (PlainBlueprint, BufferedBlueprint))
     expected: Any = plain.learner_worker.learner
-    expected.quick_update = None
+    expected.quick = None
     detail = trained_alike(plain, captured)
     learner: Any = captured.learner_worker.learner
-    if not learner.quick_update._steps:
+    if not learner.quick._steps:
         raise Failed("the optimizer step could not be captured")
     return detail
 

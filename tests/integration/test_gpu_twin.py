@@ -32,7 +32,7 @@ def test_in_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mod
     worker, policy_worker = run.worker("learner"), run.worker("policy_worker")
     assert isinstance(policy_worker.engine, GpuEngine)
     assert isinstance(worker.batches.staging, DeviceStaging)
-    assert worker.learner.learner.quick_update._steps
+    assert worker.learner.learner.quick._steps
     assert worker.learner.compared == worker.totals["samples"] >= 1500
     assert worker.learner.largest <= TOLERANCE
 

@@ -50,7 +50,7 @@ class Observers:
             self.learner.model.policy_head.linear.weight.mul_(100.0)
         self.learner.version += 1
         worker.publisher.publish(self.learner.version)
-        self.learner.quick_update = None
+        self.learner.quick = None
         self._update, self.learner.update = self.learner.update, self.update
         self.trained: Counter[tuple[int, ...]] = Counter()
         self.gaps = np.zeros(POLICIES)  # largest difference of log-probabilities to those that each policy computes

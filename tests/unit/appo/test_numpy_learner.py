@@ -54,15 +54,15 @@ def pair_of(spec: EnvSpec, model: dict[str, object], flags: dict[str, object]) -
     expected, found = (learner_of(spec, model={**PLAIN, **model}, **{**FLAGS, **flags}) for _ in range(2))
     for learner in (expected, found):
         learner.model.set_return_statistics(0.3, 1.7)
-    found.quick_update = numpy_update(found)
-    assert found.quick_update is not None
+    found.quick = numpy_update(found)
+    assert found.quick is not None
     return expected, found
 
 
 def assert_same_step(expected: APPOLearner, found: APPOLearner, batch: Batch) -> None:
-    assert isinstance(found.quick_update, NumpyUpdate)
+    assert isinstance(found.quick, NumpyUpdate)
     target, metrics = expected.differentiate(clone(batch))
-    found_target, found_metrics = found.quick_update.differentiate(batch)
+    found_target, found_metrics = found.quick.differentiate(batch)
     assert torch.allclose(found_target, target, rtol=1e-5, atol=1e-5)
     scale = float(expected.optimizer.gradient.abs().max())
     assert scale > 1e-4
@@ -121,7 +121,7 @@ def test_whole_batches_are_learned_alike() -> None:
     expected, found = pair_of(SPEC, {}, flags)
     batch = batch_of(expected.model)
     assert learn(expected, clone(batch)) == learn(found, batch) == 6
-    assert isinstance(found.quick_update, NumpyUpdate)  # it has compared itself and found no difference
+    assert isinstance(found.quick, NumpyUpdate)  # it has compared itself and found no difference
     assert torch.allclose(parameters(found), parameters(expected), atol=1e-3)
     assert expected.metrics() == pytest.approx(found.metrics(), rel=1e-3, abs=1e-4)
 
@@ -136,8 +136,8 @@ def test_what_invalid_steps_hold_has_no_influence() -> None:
         poisoned.named()[name][invalid] = float("nan")
     assert_same_step(expected, found, batch)
     other = pair_of(SPEC, {}, {})[1]
-    assert isinstance(other.quick_update, NumpyUpdate)
-    other.quick_update.differentiate(poisoned)
+    assert isinstance(other.quick, NumpyUpdate)
+    other.quick.differentiate(poisoned)
     assert torch.equal(other.optimizer.gradient, found.optimizer.gradient)
 
 
@@ -150,13 +150,13 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
     else:
         batch.reward[batch.valid] = float("nan")
     before = parameters(found)
-    assert isinstance(found.quick_update, NumpyUpdate)
+    assert isinstance(found.quick, NumpyUpdate)
     for _ in range(2):  # the first is compared
-        found.quick_update(batch)
+        found.quick(batch)
     assert torch.equal(parameters(found), before)
     found._metric_count = 2
     assert found.metrics()["skipped"] == 1.0
-    assert found.quick_update is not None
+    assert found.quick is not None
 
 
 class WithWeightPenalty(APPOLearner):
@@ -182,9 +182,9 @@ class WithMetric(APPOLearner):
 def test_a_twin_that_lacks_a_metric_retires_at_once(caplog: pytest.LogCaptureFixture) -> None:
     plain = pair_of(SPEC, PLAIN, {})[1]
     found = WithMetric(plain.flat, plain.context)
-    found.quick_update = NumpyUpdate(found)
+    found.quick = NumpyUpdate(found)
     learn(found, batch_of(found.model))
-    assert found.quick_update is None
+    assert found.quick is None
     assert found.metrics()["size"] == 7.0
     (record,) = caplog.records
     assert record.getMessage() == "updates run in torch: appo/numpy_learner.py does not compute size"
@@ -193,7 +193,7 @@ def test_a_twin_that_lacks_a_metric_retires_at_once(caplog: pytest.LogCaptureFix
 
 def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pair_of(SPEC, {}, {})[1]
-    batch, twin, by_torch = batch_of(found.model), found.quick_update, found.differentiate
+    batch, twin, by_torch = batch_of(found.model), found.quick, found.differentiate
     assert isinstance(twin, NumpyUpdate)
     compared: list[int] = []
 
@@ -207,18 +207,18 @@ def test_one_difference_alone_can_be_chance(caplog: pytest.LogCaptureFixture, mo
     for found.updates in range(4):
         twin(clone(batch))
     assert compared == [0, 1]
-    assert found.quick_update is twin
+    assert found.quick is twin
     assert not caplog.records
 
 
 def test_a_changed_loss_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     expected, found = pair_of(SPEC, PLAIN, {})
     expected, found = (WithWeightPenalty(x.flat, x.context) for x in (expected, found))
-    found.quick_update = NumpyUpdate(found)
+    found.quick = NumpyUpdate(found)
     batch = batch_of(expected.model)
     for learner in (expected, found) * 2:
         learn(learner, clone(batch))
-    assert found.quick_update is None
+    assert found.quick is None
     assert torch.equal(parameters(found), parameters(expected))
     assert "updates run in torch: the loss is another one than appo/numpy_learner.py computes" in caplog.text
 
@@ -260,7 +260,7 @@ class OtherReturns(APPOLearner):
 def test_a_subclass_has_none_whoever_makes_it(kind: type[APPOLearner]) -> None:
     usual = learner_of(SPEC, model=PLAIN, **FLAGS)
     assert numpy_update(usual) is not None
-    own = kind(usual.flat, usual.context, numpy_update)
-    assert own.quick_update is None
+    own = kind(usual.flat, usual.context).accelerate(numpy_update)
+    assert own.quick is None
     own.configure(replace(own.config, learning_rate=1e-3))
-    assert own.quick_update is None
+    assert own.quick is None

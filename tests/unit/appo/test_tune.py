@@ -35,12 +35,6 @@ def tune(learner: APPOLearner, values: dict[str, object]) -> int:
     return learner.config.macro_batch_columns
 
 
-def with_quick(learner: APPOLearner, make: Quick) -> APPOLearner:
-    learner._make_quick = make  # type: ignore[assignment]
-    learner.quick_update = make(learner)  # type: ignore[assignment]
-    return learner
-
-
 def trained(learner: APPOLearner, seeds: range) -> APPOLearner:
     for seed in seeds:
         assert learn(learner, batch_of(learner_of(model={"use_rnn": False}).model, seed=seed)) == 1
@@ -58,12 +52,12 @@ def trained(learner: APPOLearner, seeds: range) -> APPOLearner:
 def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
     values = OTHERS if name == "all" else {name: OTHERS[name]}
     tuned, made_with = learner_of(model={"use_rnn": False}), learner_of(model={"use_rnn": False}, **values)
-    with_quick(tuned, WAYS[way])
-    assert (tuned.quick_update is None) == (way == "torch")
+    tuned.accelerate(WAYS[way])
+    assert (tuned.quick is None) == (way == "torch")
     trained(tuned, range(STEPS_BEFORE))
     left_alone = learner_of(model={"use_rnn": False})
     for other in (made_with, left_alone):
-        other.quick_update = WAYS[way](other)  # type: ignore[assignment]
+        other.quick = WAYS[way](other)  # type: ignore[assignment]
         other.restore(tuned.state())
     assert tune(tuned, values) == 6
     for learner in (tuned, made_with, left_alone):
@@ -75,11 +69,11 @@ def test_they_take_effect_however_steps_are_made(way: str, name: str) -> None:
 def test_steps_are_captured_anew() -> None:
     learner, devices = learner_of(), []
 
-    def quick_update(learner: APPOLearner) -> CapturedUpdate:
+    def captured(learner: APPOLearner) -> CapturedUpdate:
         devices.append(RecordingDevice())
         return CapturedUpdate(learner.update, devices[-1])
 
-    with_quick(learner, quick_update)
+    learner.accelerate(captured)
     for seed in range(WARM_UPS + 2):
         learn(learner, batch_of(learner.model, seed=seed))
     tune(learner, {"value_loss_coeff": 5.0})
@@ -90,12 +84,12 @@ def test_steps_are_captured_anew() -> None:
 
 def test_a_twin_in_numpy_comes_and_goes_with_the_options_it_knows() -> None:
     learner = learner_of(model={"use_rnn": False})
-    with_quick(learner, numpy_update)
-    assert isinstance(learner.quick_update, NumpyUpdate)
+    learner.accelerate(numpy_update)
+    assert isinstance(learner.quick, NumpyUpdate)
     tune(learner, {"kl_loss_coeff": 0.1})
-    assert learner.quick_update is None
+    assert learner.quick is None
     tune(learner, {"kl_loss_coeff": 0.0})
-    assert isinstance(learner.quick_update, NumpyUpdate)
+    assert isinstance(learner.quick, NumpyUpdate)
 
 
 def test_an_adapted_rate_stays_unless_another_one_is_set() -> None:

@@ -29,7 +29,7 @@ def train(learner: APPOLearner, spec: EnvSpec = SPEC) -> APPOLearner:
 def test_captured_steps_learn_the_same(spec: EnvSpec) -> None:
     plain = train(learner_of(spec, model=CORES["gru"], **FLAGS), spec)
     captured, device = learner_of(spec, model=CORES["gru"], **FLAGS), RecordingDevice()
-    captured.quick_update = CapturedUpdate(captured.update, device)
+    captured.quick = CapturedUpdate(captured.update, device)
     train(captured, spec)
     assert torch.equal(captured.flat.flat, plain.flat.flat)
     assert captured.metrics() == plain.metrics()
@@ -44,7 +44,7 @@ def test_coefficients_change_in_captured_steps() -> None:
     linear = {"ppo_clip_schedule": "linear", "exploration_loss_schedule": "linear", "lr_schedule": "linear"}
     flags = {**linear, "ppo_clip_ratio": 0.4, "exploration_loss_coeff": 0.5}
     plain, captured, device = learner_of(**flags), learner_of(**flags), RecordingDevice()
-    captured.quick_update = CapturedUpdate(captured.update, device)
+    captured.quick = CapturedUpdate(captured.update, device)
     numbers = [(number, number.data_ptr()) for number in (captured.clip_ratio, captured.exploration_coeff)]
     for i in range(WARM_UPS + 3):
         batch = batch_of(plain.model, noise=1.0, seed=i)

@@ -42,13 +42,13 @@ def test_a_skipped_step_adapts_no_rate(schedule: str, steps: list[tuple[float, f
 
 
 def in_numpy(learner: APPOLearner) -> APPOLearner:
-    learner.quick_update = numpy_update(learner)
-    assert learner.quick_update is not None
+    learner.quick = numpy_update(learner)
+    assert learner.quick is not None
     return learner
 
 
 def captured(learner: APPOLearner) -> APPOLearner:
-    learner.quick_update = CapturedUpdate(learner.update, RecordingDevice())
+    learner.quick = CapturedUpdate(learner.update, RecordingDevice())
     return learner
 
 

@@ -70,7 +70,8 @@ def appo_learner(kind: str, columns: int, **flags: object) -> APPOLearner:
     model = {**CORES[str(of_core.get("core", "none"))], "normalize_input": True}
     flat = FlatModule(model_of(spec, **model))
     config = appo.learning(batch_size=size, max_grad_norm=0.3, exploration_loss_coeff=0.01, **flags)
-    return APPOLearner(flat, context_of(config, spec), numpy_update if kind == "mlp" else lambda learner: None)
+    learner = APPOLearner(flat, context_of(config, spec))
+    return learner.accelerate(numpy_update) if kind == "mlp" else learner
 
 
 def ppo_learner(kind: str, columns: int, **flags: object) -> FlatLearner:

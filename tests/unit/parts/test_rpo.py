@@ -190,7 +190,7 @@ def test_captured_updates_get_new_noise_every_time() -> None:
     """What is captured reads the noise as a part of the minibatch."""
     flags = {"batch_size": 3 * ROLLOUT, "ppo_epochs": 3, "rpo_alpha": ALPHA}
     plain, captured, device = noting_of(**flags), noting_of(**flags), RecordingDevice()
-    captured.quick_update = CapturedUpdate(captured.update, device)
+    captured.quick = CapturedUpdate(captured.update, device)
     for learner in (plain, captured):
         assert batches.learn(learner, batch_of(learner.model, SPEC)) == 6
     assert device.replays == 6 - WARM_UPS

@@ -38,7 +38,8 @@ def learner_of(
     """Learners of one seed start from the same weights; a quick one has a twin, if there is one."""
     normalize = bool(flags.pop("normalize_input", False))
     flat = FlatModule(model_of(spec, seed=seed, normalize_input=normalize, **CORES[core]))
-    return PPOLearner(flat, context_of(learning(**flags), spec), numpy_gradient if quick else lambda learner: None)
+    learner = PPOLearner(flat, context_of(learning(**flags), spec))
+    return learner.accelerate(numpy_gradient) if quick else learner
 
 
 def learn(learner: PPOLearner, batch: Batch, progress: float = 0.0) -> int:

@@ -51,12 +51,12 @@ def pair_of(
 ) -> tuple[PPOLearner, PPOLearner]:
     """Learners from equal weights: by torch, and with the twin if there is one."""
     made = []
-    for make_quick in (lambda _: None, numpy_gradient):
+    for _ in range(2):
         flat = FlatModule(model_of(spec, seed=0, **{**PLAIN, **(model or {})}))
-        made.append(kind(flat, context_of(learning(**{**FLAGS, **flags}), spec), make_quick))
+        made.append(kind(flat, context_of(learning(**{**FLAGS, **flags}), spec)))
         made[-1].model.set_return_statistics(0.3, 1.7)
     exact, quick = made
-    return exact, quick
+    return exact, quick.accelerate(numpy_gradient)
 
 
 def minibatch_of(learner: PPOLearner, spec: EnvSpec, seed: int = 0) -> Minibatch:

@@ -12,7 +12,7 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import build_policy_network
-from appo.algorithms.parts.captured_update import WARM_UPS
+from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.runtime.learning.batches import Batch
@@ -283,8 +283,9 @@ def test_captured_updates_learn_the_same(categorical: int) -> None:
     device = RecordingDevice()
     flags = {"prioritized_replay": True, "learn_temperature": True, "categorical_critics": categorical}
     plain = learner_of(**flags)
-    captured = learner_of(**flags)
-    captured.capture(device)
+    captured = learner_of(**flags).accelerate(
+        lambda learner: CapturedUpdate(learner.update, device, learner.device_generator)
+    )
     for step in range(2 * (WARM_UPS + 2)):
         if step == WARM_UPS + 2:
             for learner in (plain, captured):
@@ -310,13 +311,13 @@ class Counting(SACLearner):
 def test_only_the_learner_itself_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     own = learner_of()
     context = replace(own.context, buffered=True)
-    assert SAC().new_learner(context, learner_of().flat, RecordingDevice()).captured is not None
+    assert SAC().new_learner(context, learner_of().flat, RecordingDevice()).quick is not None
     monkeypatch.setattr(SAC, "learner_class", lambda self: Counting)
     counting = SAC().new_learner(context, own.flat, RecordingDevice())
     for step in range(WARM_UPS + 2):
         learn(counting, batch_of(seed=step))
     assert isinstance(counting, Counting)
-    assert (counting.captured, counting.made) == (None, WARM_UPS + 2)
+    assert (counting.quick, counting.made) == (None, WARM_UPS + 2)
 
 
 @pytest.mark.parametrize(

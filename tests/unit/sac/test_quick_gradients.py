@@ -33,9 +33,9 @@ def model_of(**flags: Any) -> ModelConfig:
 def pair_of(model: ModelConfig | None = None, **flags: Any) -> tuple[SACLearner, SACLearner]:
     """Learners from the same weights: with the twin and without."""
     quick, exact = (learner_of(SPEC, model or model_of(), **(RATES | flags)) for _ in range(2))
-    quick.quick = quick_gradients(quick)
-    assert isinstance(quick.quick, QuickGradients)
-    quick.quick._check.is_due()  # or the first step would be torch's
+    quick.gradients = quick_gradients(quick)
+    assert isinstance(quick.gradients, QuickGradients)
+    quick.gradients._check.is_due()  # or the first step would be torch's
     return quick, exact
 
 
@@ -68,7 +68,7 @@ def test_its_steps_are_those_of_torch_also_after_a_change_of_both(flags: dict[st
             quick.restore(other)
             exact.restore(state)
     same(quick, exact)
-    assert quick.quick is not None
+    assert quick.gradients is not None
     assert quick.metrics() == pytest.approx(exact.metrics(), rel=1e-3, abs=1e-4)
 
 
@@ -93,7 +93,7 @@ def test_batches_of_other_sizes_have_passes_of_their_own() -> None:
 def test_it_retires_where_a_loss_is_another_one(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """After the second comparison in a row; both steps were those of the loss."""
     quick, exact = pair_of()
-    quick.quick = quick_gradients(quick)
+    quick.gradients = quick_gradients(quick)
     for learner in (quick, exact):
         usual = learner.differentiate
 
@@ -104,10 +104,10 @@ def test_it_retires_where_a_loss_is_another_one(caplog: pytest.LogCaptureFixture
 
         monkeypatch.setattr(learner, "differentiate", doubled)
     for seed in range(2):
-        assert quick.quick is not None
+        assert quick.gradients is not None
         for learner in (quick, exact):
             learn(learner, batch_of(SPEC, seed=seed))
-    assert quick.quick is None
+    assert quick.gradients is None
     assert torch.equal(quick.flat.flat, exact.flat.flat)
     assert "the loss is another one than sac/quick_gradients.py computes" in caplog.text
 
@@ -138,5 +138,5 @@ def test_a_run_has_it_and_a_subclass_has_not() -> None:
     context = Context(SPEC, SACConfig(), model_of(), "fp32", "cpu")
     learner = SAC().make_learner(context, SAC().make_model(context), Device())
     assert isinstance(learner, SACLearner)
-    assert isinstance(learner.quick, QuickGradients)
+    assert isinstance(learner.gradients, QuickGradients)
     assert quick_gradients(Cautious(learner.flat, replace(context))) is None
