@@ -166,8 +166,9 @@ def _through(layers: Iterable[Layer], x: Tensor) -> Tensor:
 
 
 def build_mlp(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the net for observations that are not images."""
-    return mlp_encoder(shape, config.encoder_mlp_layers, config.nonlinearity)
+    """Build the net for observations that are not images: a Linear layer and a nonlinearity per size."""
+    numbers = torch.Size(shape).numel()
+    return _of_flat(shape, *_linear_layers(numbers, config.encoder_mlp_layers, config.nonlinearity))
 
 
 def build_mlp_residual(shape: Shape, config: ModelConfig) -> Encoder:
@@ -178,35 +179,6 @@ def build_mlp_residual(shape: Shape, config: ModelConfig) -> Encoder:
     width = config.encoder_mlp_layers[0]
     blocks = [ResidualMlpBlock(width) for _ in config.encoder_mlp_layers]
     return _of_flat(shape, [nn.Linear(torch.Size(shape).numel(), width), *blocks, nn.LayerNorm(width)], width)
-
-
-def build_convnet_simple(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the net of Sample Factory for an image [C,H,W] or [H,W,C]."""
-    return conv_encoder(shape, CONVNET_SIMPLE, _extra_layer_sizes(config), config.nonlinearity)
-
-
-def build_convnet_atari(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the Nature network for an image [C,H,W] or [H,W,C]."""
-    return conv_encoder(shape, CONVNET_ATARI, _extra_layer_sizes(config), config.nonlinearity)
-
-
-def build_convnet_dqn(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the forerunner of the Nature network for an image [C,H,W] or [H,W,C]."""
-    return conv_encoder(shape, CONVNET_DQN, _extra_layer_sizes(config), config.nonlinearity)
-
-
-def build_impala(shape: Shape, config: ModelConfig) -> Encoder:
-    """Build the residual net of IMPALA for an image [C,H,W] or [H,W,C] of any size."""
-    return impala_encoder(shape, _extra_layer_sizes(config), config.nonlinearity)
-
-
-def _extra_layer_sizes(config: ModelConfig) -> Shape:
-    return (config.hidden_size,) * config.encoder_extra_fc_layers
-
-
-def mlp_encoder(shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str) -> Encoder:
-    """Build a net that flattens, then has a Linear layer and a nonlinearity per entry of `layer_sizes`."""
-    return _of_flat(shape, *_linear_layers(torch.Size(shape).numel(), layer_sizes, activation))
 
 
 def _of_flat(shape: Shape, layers: list[nn.Module], size: int) -> Encoder:
@@ -235,10 +207,8 @@ def with_layer_norm(encoder: Encoder) -> Encoder:
     return Encoder(layers, encoder.output_size, num_image_layers)
 
 
-def conv_encoder(
-    shape: tuple[int, ...], conv_layers: tuple[ConvLayer, ...], extra_layer_sizes: tuple[int, ...], activation: str
-) -> Encoder:
-    """Build a stack of convolutions, then Linear layers; a nonlinearity after each."""
+def build_convnet(shape: Shape, config: ModelConfig, conv_layers: tuple[ConvLayer, ...]) -> Encoder:
+    """Build a stack of convolutions for an image [C,H,W] or [H,W,C], then Linear layers; a nonlinearity after each."""
     layers, channels = _image_layers(shape)
     for i, (out_channels, kernel_size, stride) in enumerate(conv_layers):
         has_blocks = not i and stride > 1 and kernel_size % stride == 0 and channels < FEW_CHANNELS
@@ -247,23 +217,31 @@ def conv_encoder(
             if has_blocks
             else nn.Conv2d(channels, out_channels, kernel_size, stride)
         )
-        layers += [convolution, nonlinearity(activation, inplace=True)]
+        layers += [convolution, nonlinearity(config.nonlinearity, inplace=True)]
         channels = out_channels
-    return _with_linear_layers(layers, shape, extra_layer_sizes, activation)
+    return _with_linear_layers(layers, shape, config)
 
 
-def impala_encoder(shape: tuple[int, ...], extra_layer_sizes: tuple[int, ...], activation: str) -> Encoder:
-    """Build IMPALA's residual net: per stage a convolution, a pooling that halves the image, two residual blocks."""
+build_convnet_simple = partial(build_convnet, conv_layers=CONVNET_SIMPLE)
+build_convnet_atari = partial(build_convnet, conv_layers=CONVNET_ATARI)
+build_convnet_dqn = partial(build_convnet, conv_layers=CONVNET_DQN)
+
+
+def build_impala(shape: Shape, config: ModelConfig) -> Encoder:
+    """Build IMPALA's residual net for an image [C,H,W] or [H,W,C] of any size.
+
+    A stage is a convolution, a pooling that halves the image, and two residual blocks.
+    """
     layers, channels = _image_layers(shape)
     for out_channels in IMPALA_CHANNELS:
         layers += [
             nn.Conv2d(channels, out_channels, 3, padding=1),
             nn.MaxPool2d(3, stride=2, padding=1),
-            ResidualBlock(out_channels, activation),
-            ResidualBlock(out_channels, activation),
+            ResidualBlock(out_channels, config.nonlinearity),
+            ResidualBlock(out_channels, config.nonlinearity),
         ]
         channels = out_channels
-    return _with_linear_layers([*layers, nonlinearity(activation)], shape, extra_layer_sizes, activation)
+    return _with_linear_layers([*layers, nonlinearity(config.nonlinearity)], shape, config)
 
 
 class ResidualBlock(nn.Module):
@@ -320,12 +298,12 @@ class DictEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, dim=-1)
 
 
-def _image_layers(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+def _image_layers(shape: Shape) -> tuple[list[nn.Module], int]:
     first = is_channels_first(shape)
     return [ChannelsLast(first)], shape[0] if first else shape[2]
 
 
-def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> tuple[list[nn.Module], int]:
+def _linear_layers(size: int, layer_sizes: Shape, activation: str) -> tuple[list[nn.Module], int]:
     layers: list[nn.Module] = []
     for layer_size in layer_sizes:
         layers += [nn.Linear(size, layer_size), nonlinearity(activation, inplace=True)]
@@ -333,11 +311,10 @@ def _linear_layers(size: int, layer_sizes: tuple[int, ...], activation: str) -> 
     return layers, size
 
 
-def _with_linear_layers(
-    layers: list[nn.Module], shape: tuple[int, ...], layer_sizes: tuple[int, ...], activation: str
-) -> Encoder:
-    image_layers = nn.Sequential(*layers, FlattenImages() if activation == "elu" else nn.Flatten())
+def _with_linear_layers(layers: list[nn.Module], shape: Shape, config: ModelConfig) -> Encoder:
+    image_layers = nn.Sequential(*layers, FlattenImages() if config.nonlinearity == "elu" else nn.Flatten())
     with torch.no_grad():
         num_features = image_layers(torch.zeros(1, *shape)).shape[1]
-    linear_layers, size = _linear_layers(num_features, layer_sizes, activation)
+    sizes = (config.hidden_size,) * config.encoder_extra_fc_layers
+    linear_layers, size = _linear_layers(num_features, sizes, config.nonlinearity)
     return Encoder([*image_layers, *linear_layers], size, len(image_layers))

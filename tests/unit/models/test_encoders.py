@@ -8,17 +8,18 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from appo.algorithms.models.build import build_encoder
-from appo.algorithms.models.config import ENCODERS, MLP, image_sides
+from appo.algorithms.models.config import ENCODERS, MLP, ModelConfig, image_sides
 from appo.algorithms.models.encoders import (
     CONVNET_ATARI,
     CONVNET_DQN,
     CONVNET_SIMPLE,
+    ConvLayer,
     DictEncoder,
     Encoder,
-    conv_encoder,
-    impala_encoder,
+    build_convnet,
+    build_impala,
+    build_mlp,
     is_channels_first,
-    mlp_encoder,
     share_images,
 )
 from appo.algorithms.models.flat_module import FlatModule
@@ -26,6 +27,25 @@ from appo.algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstCon
 from tests.unit.models.cases import config_of
 
 AT_ONCE = IMAGES_AT_ONCE[torch.float32]
+
+
+def mlp_encoder(shape: tuple[int, ...], sizes: tuple[int, ...], activation: str) -> Encoder:
+    return build_mlp(shape, config_of(encoder_mlp_layers=sizes, nonlinearity=activation))
+
+
+def with_extra(sizes: tuple[int, ...], activation: str) -> ModelConfig:
+    (size,) = {*sizes} or {1}
+    return config_of(hidden_size=size, encoder_extra_fc_layers=len(sizes), nonlinearity=activation)
+
+
+def conv_encoder(
+    shape: tuple[int, ...], layers: tuple[ConvLayer, ...], sizes: tuple[int, ...], activation: str
+) -> Encoder:
+    return build_convnet(shape, with_extra(sizes, activation), layers)
+
+
+def impala_encoder(shape: tuple[int, ...], sizes: tuple[int, ...], activation: str) -> Encoder:
+    return build_impala(shape, with_extra(sizes, activation))
 
 
 def conv_encoder_of_simple(shape: tuple[int, ...] = (3, 36, 36)) -> Encoder:
