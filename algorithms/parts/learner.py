@@ -53,6 +53,11 @@ def row_of(metrics: Metrics) -> Tensor:
     return torch.stack(values).detach() if isinstance(values[0], Tensor) else torch.tensor(values)
 
 
+def of_learner(name: str) -> Any:
+    """Return the property of a learner around another that is this attribute of `self.learner`."""
+    return property(lambda self: getattr(self.learner, name), lambda self, value: setattr(self.learner, name, value))
+
+
 class FlatLearner(ABC):
     """A learner whose state consists of networks with optimizers, statistics, random numbers and further tensors.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from appo.algorithms.models.actor_critic import ActorCritic
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.losses import zero_invalid
+from appo.algorithms.parts.learner import of_learner
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
 from appo.algorithms.runtime.learning.learner_worker import Learner
 from appo.envs.spec import MASK_KEY, EnvSpec
@@ -32,6 +33,9 @@ class VerifyingLearner:
         max_policy_lag: lag, in versions, from which no batch contains a step.
     """
 
+    version: int = of_learner("version")
+    updates: int = of_learner("updates")
+
     def __init__(self, learner: Learner, spec: EnvSpec, max_policy_lag: int) -> None:
         assert isinstance(learner.flat.module, ActorCritic)
         self.learner, self.flat, self.model, self.spec = learner, learner.flat, learner.flat.module, spec
@@ -41,24 +45,6 @@ class VerifyingLearner:
         self.published: dict[int, Tensor] = {}
         self.largest = 0.0
         self.compared = 0
-
-    @property
-    def version(self) -> int:
-        """Version of the weights."""
-        return self.learner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.learner.version = version
-
-    @property
-    def updates(self) -> int:
-        """Optimizer steps so far."""
-        return self.learner.updates
-
-    @updates.setter
-    def updates(self, updates: int) -> None:
-        self.learner.updates = updates
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
         """Compare, then train."""

@@ -13,6 +13,7 @@ import torch
 from appo.algorithms.ops.losses import explained_share
 from appo.algorithms.ops.normalization import Moments, merge_batch, std
 from appo.algorithms.parts.config import EXPLAINED
+from appo.algorithms.parts.learner import of_learner
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.ppo.config import PPOConfig
@@ -29,6 +30,9 @@ class StreamingLearner:
     dropped by `restore`.
     """
 
+    version: int = of_learner("version")
+    updates: int = of_learner("updates")
+
     def __init__(self, learner: PPOLearner) -> None:
         self.learner, self.flat, self.state, self.layout = learner, learner.flat, learner.state, learner.layout
         self.times = _Times(learner.flat.flat.device)
@@ -39,24 +43,6 @@ class StreamingLearner:
         self._advantages, self._of_batch = learner.advantages, Moments.empty((), learner.flat.flat.device)
         self._of_values = Moments.empty((2,), learner.flat.flat.device)  # of targets and errors of the batch
         self._drop()
-
-    @property
-    def version(self) -> int:
-        """Return the version of the weights."""
-        return self.learner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.learner.version = version
-
-    @property
-    def updates(self) -> int:
-        """Return the number of optimizer steps."""
-        return self.learner.updates
-
-    @updates.setter
-    def updates(self, updates: int) -> None:
-        self.learner.updates = updates
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Add a microbatch to the gradient; the last microbatch of a batch makes the step and yields like `PPOLearner`.
