@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import cache
 from typing import Any, TypeVar
 
@@ -64,11 +63,17 @@ class _SideBySide(torch.autograd.Function):
 
 
 def _on_threads(function: Callable[[Any], Result], arguments: Sequence[Any]) -> list[Result]:
-    """Return the results for all arguments, computed concurrently in the modes of this thread."""
-    modes = _Modes()
+    """Return the results for all arguments, computed concurrently in the modes of this thread that affect a result."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def call(argument: Any) -> Result:
-        with modes.here():
+        with (
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(grad),
+            # Its cache of weights is one for all threads: gradients would depend on who of them comes first.
+            torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=False),
+        ):
             return function(argument)
 
     return list(_threads(len(arguments)).map(call, arguments))
@@ -77,21 +82,3 @@ def _on_threads(function: Callable[[Any], Result], arguments: Sequence[Any]) -> 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "side_by_side", initializer=torch.set_num_threads, initargs=(1,))
-
-
-class _Modes:
-    """Modes that torch keeps per thread and that affect a result."""
-
-    def __init__(self) -> None:
-        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.autocast = torch.is_autocast_enabled("cpu")
-        self.dtype = torch.get_autocast_dtype("cpu")
-
-    def here(self) -> ExitStack:
-        """Let this thread have these modes while entered."""
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode(self.inference))
-        stack.enter_context(torch.set_grad_enabled(self.grad))
-        # Its cache of weights is one for all threads: gradients would depend on who of them comes first.
-        stack.enter_context(torch.autocast("cpu", self.dtype, enabled=self.autocast, cache_enabled=False))
-        return stack
