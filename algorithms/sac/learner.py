@@ -6,7 +6,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.encoders import Observations
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.policy_network import PolicyNetwork
-from appo.algorithms.ops import soft_q
+from appo.algorithms.ops import categorical, soft_q
 from appo.algorithms.ops.distributions import ActionDistribution, squashed
+from appo.algorithms.ops.q_learning import n_step_target
 from appo.algorithms.parts.learner import LOSS, FlatLearner
 from appo.algorithms.parts.pooling import pool_mean
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch, Feedback
-from appo.algorithms.sac.categorical import CriticPass, Distributions, Draws, LossWeights
 from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 
@@ -44,6 +44,36 @@ def policy_weights(weight: Tensor) -> Tensor:
 def _halves(obs: Observations) -> list[Observations]:
     """Return observations {key} [B, *] of the steps, and after the n steps."""
     return [{key: x.chunk(2)[i] for key, x in obs.items()} for i in (0, 1)]
+
+
+class CriticPass(NamedTuple):
+    """Values of a batch by N critics.
+
+    Attributes:
+        loss: of the critics, scalar.
+        of_drawn: [N, B] values of drawn actions, through which the policy learns.
+        q: [N, B] values of the actions played, without a gradient, as returns.
+        target: [B], as returns.
+    """
+
+    loss: Tensor
+    of_drawn: Tensor
+    q: Tensor
+    target: Tensor
+
+
+class Draws(NamedTuple):
+    """Actions drawn for the steps of a batch, and for the states after the n steps.
+
+    Attributes:
+        action, action_later: [B, A] in [-1, 1].
+        log_prob, log_prob_later: [B].
+    """
+
+    action: Tensor
+    action_later: Tensor
+    log_prob: Tensor
+    log_prob_later: Tensor
 
 
 class Temperature(nn.Module):
@@ -73,7 +103,7 @@ class SACLearner(FlatLearner):
         targets: slow copies of the critics.
         entropy_weight: learned temperature with an Adam; None: `--temperature`.
         beta: exponent of the weights of the steps, scalar on the device.
-        distributions: critics and targets of `--categorical_critics`, or None.
+        categorical: critics that predict distributions (`--categorical_critics`), or None.
         gradients: faster equivalent of `differentiate`, or None.
         quick: faster equivalent of `update`, or None.
     """
@@ -81,7 +111,7 @@ class SACLearner(FlatLearner):
     config: SACConfig
     gradients: "Gradients | None" = None
     quick: Callable[[Batch], Tensor] | None
-    distributions: Distributions | None = None
+    categorical: CategoricalCritics | None = None
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
@@ -91,13 +121,12 @@ class SACLearner(FlatLearner):
         sizes = (model_inputs(context.spec), context.model, num_actions, c.num_critics)
         units = c.categorical_critics
         critics = (CategoricalCritics(*sizes, units) if units else Critics(*sizes)).to(device)
-        targets = copy.deepcopy(critics)
-        self.targets = self.keep_network("targets", targets)
+        self.targets = self.keep_network("targets", copy.deepcopy(critics))
         self.critics = self.add_network("critics", critics, rate="critic_learning_rate")
-        if isinstance(critics, CategoricalCritics) and isinstance(targets, CategoricalCritics):
+        if isinstance(critics, CategoricalCritics):
             if type(self).target is not SACLearner.target:
                 raise UsageError("--categorical_critics: the learner's own `target` is a number, not a distribution")
-            self.distributions = Distributions(critics, targets)
+            self.categorical = critics
         self.entropy_weight = None
         if c.learn_temperature:
             self.entropy_weight = self.add_network("entropy_weight", Temperature(c.temperature).to(device))
@@ -142,16 +171,31 @@ class SACLearner(FlatLearner):
     def critic_pass(self, batch: Batch, obs: Observations, draws: Draws) -> CriticPass:
         """Return the loss of the critics, and the values of a batch, see `differentiate`."""
         weight, played = batch.recorded["weight"][0] ** self.beta, squashed(self.parts, batch.action[0])
-        if self.distributions is not None:
-            gamma = self.config.gamma**self.config.n_steps
-            return self.distributions.critic_pass(
-                batch, obs, played, draws, LossWeights(weight, self.temperature, gamma)
-            )
+        if self.categorical is not None:
+            return self._categorical_pass(self.categorical, batch, obs, played, draws, weight)
         now, later = _halves(obs)
         target = self.target(batch, later, draws.action_later, draws.log_prob_later)
         q = self.critics.flat.module(now, played)
         of_drawn = self.critics.flat.module(now, draws.action, frozen=True)
         return CriticPass(soft_q.critic_loss(q, target, weight), of_drawn, q.detach(), target)
+
+    def _categorical_pass(
+        self, critics: CategoricalCritics, batch: Batch, obs: Observations, action: Tensor, draws: Draws, weight: Tensor
+    ) -> CriticPass:
+        """Return the cross-entropy of the critics to projected targets, weighted by step, and the values of a batch."""
+        atoms, size = critics.atoms(self.config.gamma**self.config.n_steps), critics.reward_size
+        played = torch.cat((action, draws.action_later.detach()))
+        with torch.no_grad():
+            chosen = categorical.least(self.targets.module(obs, played)[0].chunk(2, 1)[1], atoms)
+            ahead = atoms - (self.temperature * draws.log_prob_later)[:, None]
+            value = n_step_target((batch.reward[0] / size)[:, None], batch.recorded["discount"][0][:, None], ahead)
+            target = categorical.projected(chosen.exp(), value, atoms)
+        log_probability, moments = critics(obs, played)
+        predicted = log_probability.chunk(2, 1)[0]
+        loss = -((target * predicted).sum(-1) * weight).mean(-1).sum()
+        of_drawn = categorical.mean_of(critics(_halves(obs)[0], draws.action, moments)[0], atoms)
+        q = categorical.mean_of(predicted.detach(), atoms) * size
+        return CriticPass(loss, of_drawn, q, (target * atoms).sum(-1) * size)
 
     def differentiate(self, batch: Batch, obs: Observations) -> Found:
         """Set the gradients of critics and policy; return mean absolute errors over the critics, and more.
@@ -179,17 +223,17 @@ class SACLearner(FlatLearner):
     def update(self, batch: Batch) -> Tensor:
         """Make one step of critics, policy, temperature and targets; return absolute errors [1, B]."""
         obs = self.model.scaled({key: batch.obs[key].flatten(0, 1) for key in self.model.keys})
-        if self.distributions is not None:
+        if self.categorical is not None:
             square, count = batch.reward[0].square().mean(), batch.valid.sum()
             pooled = pool_mean(self.ranks, square, count) if self.ranks else square
-            self.distributions.critics.note_rewards(pooled)
+            self.categorical.note_rewards(pooled)
         error, log_prob, means = (self.gradients or self).differentiate(batch, obs)
         if self.entropy_weight is not None:
             gradient = soft_q.temperature_gradient(log_prob, self.target_entropy)
             self.entropy_weight.optimizer.gradient.copy_(gradient)
         self.step(batch.valid, means, [*self.networks.values()])
-        if self.distributions is not None:
-            self.distributions.critics.project()
+        if self.categorical is not None:
+            self.categorical.project()
         self.targets.flat.lerp_(self.critics.flat.flat, self.config.target_rate)
         return error.unsqueeze(0)
 

@@ -149,7 +149,7 @@ def quick_gradients(learner: SACLearner) -> QuickGradients | None:
     A subclass may compute other losses, and therefore has no twin.
     """
     (kind, _), *others = learner.parts
-    is_known = type(learner) is SACLearner and learner.distributions is None
+    is_known = type(learner) is SACLearner and learner.categorical is None
     is_simple = is_known and kind == "tanh_gaussian" and not others
     return QuickGradients(learner) if is_simple and _networks_of(learner, 1) is not None else None
 

@@ -40,7 +40,6 @@ TORCH = (
     "appo.algorithms.pqn.learner",
     "appo.algorithms.apex.numpy_learner",
     "appo.algorithms.ppo.numpy_learner",
-    "appo.algorithms.sac.categorical",
     "appo.algorithms.sac.learner",
     "appo.algorithms.sac.policy",
     "appo.algorithms.sac.quick_gradients",
