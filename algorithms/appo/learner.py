@@ -15,12 +15,9 @@ from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.returns import Returns, gae, vtrace
 from appo.algorithms.parts.config import EXPLAINED
-from appo.algorithms.parts.learner import row_of
+from appo.algorithms.parts.learner import NOISE, row_of
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
-
-NOISE = "noise"
-"""Name in `Batch.recorded` of the noise [T, B, L] of RPO, in minibatches of `--rpo_alpha`."""
 
 
 class Whole(NamedTuple):

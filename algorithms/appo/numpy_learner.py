@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from appo.algorithms.appo.learner import NOISE, APPOLearner
+from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.models.actor_critic import TowerActorCritic
 from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops import numpy_surrogate as surrogate
@@ -22,7 +22,7 @@ from appo.algorithms.ops.numpy_returns import TrajectoryTerms, gae, vtrace
 from appo.algorithms.ops.numpy_surrogate import ZERO
 from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
 from appo.algorithms.parts.config import EXPLAINED
-from appo.algorithms.parts.learner import Metrics
+from appo.algorithms.parts.learner import NOISE, Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import IS_READ, Batch
 

@@ -39,6 +39,9 @@ LOSS = "loss"
 KL = "kl_divergence"
 """The metric that kl_adaptive schedules of the learning rate follow."""
 
+NOISE = "noise"
+"""Name in `Batch.recorded` of the noise [T, B, L] of RPO, in minibatches of `--rpo_alpha`."""
+
 RATE = "learning_rate"
 """The metric that is the last value and no mean: no step used a mean of two rates."""
 
@@ -331,10 +334,8 @@ class ActorCriticLearner(FlatLearner):
         return ActionDistribution(self.parts, logits, mask), value
 
     def draw_noise(self, *shape: int) -> Tensor:
-        """Return the noise of `--rpo_alpha` for logits, [*shape, L] on the device; [*shape, 0] if the flag is 0."""
+        """Return the noise of `--rpo_alpha` for logits, [*shape, L] on the device."""
         device, alpha = self.flat.flat.device, self.config.rpo_alpha
-        if not alpha:
-            return torch.empty(*shape, 0, device=device)
         # A seed from the host, and a generator of the device: nothing waits, and the state has all random numbers.
         seed = int(torch.randint(1 << 31, (), generator=self.generator))
         return noise_of_means(self.parts, shape, alpha, torch.Generator(device).manual_seed(seed))

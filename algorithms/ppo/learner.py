@@ -15,14 +15,13 @@ from appo.algorithms.ops.distributions import ActionDistribution
 from appo.algorithms.ops.normalization import Moments, inv_std, merge, merge_batch, normalize
 from appo.algorithms.ops.returns import Returns, gae
 from appo.algorithms.parts.config import EXPLAINED
-from appo.algorithms.parts.learner import KL, Metrics
+from appo.algorithms.parts.learner import KL, NOISE, Metrics
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.pooling import pool_mean, pool_moments
-from appo.algorithms.parts.segments import drawn_segments
+from appo.algorithms.parts.segments import drawn_segments, gather
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.parts.surrogate import SurrogateLearner
 from appo.algorithms.ppo.config import PPOConfig
-from appo.algorithms.ppo.minibatch import Minibatch, cleaned, gather
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY
@@ -51,7 +50,7 @@ class PPOLearner(SurrogateLearner):
     """
 
     config: PPOConfig
-    quick: Callable[[Minibatch], Metrics] | None
+    quick: Callable[[Batch], Metrics] | None
     smallest_deviation = 0.0  # advantages are normalized in units of the critic
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
@@ -114,24 +113,25 @@ class PPOLearner(SurrogateLearner):
             self.optimizer.adapt(end_of_epoch=True)
         return stops
 
-    def differentiate(self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+    def differentiate(self, minibatch: Batch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
         """Set the gradient of a minibatch; return its metrics.
 
         Args:
-            minibatch: minibatch.
+            minibatch: result of `minibatch`.
             moments: mean and deviation of the advantages, if known.
         """
         size = self.config.microbatch_size // self.segment_steps
-        explained = losses.explained_variance(minibatch.value, minibatch.target, minibatch.valid)
+        recorded = minibatch.recorded
+        explained = losses.explained_variance(recorded["value"], recorded["target"], minibatch.valid)
         if not size:
             self.optimizer.gradient.zero_()
             loss, metrics = self.loss(minibatch, moments)
             loss.backward()  # type: ignore[no-untyped-call]
             return metrics | {EXPLAINED: explained}
-        moments = moments or self.mean_and_std(minibatch.advantage, minibatch.valid)
+        moments = moments or self.mean_and_std(recorded["advantage"], minibatch.valid)
         total = GradientSum(self.optimizer.gradient, RATIO_MAX)
         for i in range(0, minibatch.valid.shape[1], size):
-            part = minibatch.part(slice(i, i + size))
+            part = minibatch.columns(slice(i, i + size))
             total.add(part.valid, *self.loss(part, moments))
         return total.finish() | {EXPLAINED: explained}
 
@@ -140,9 +140,7 @@ class PPOLearner(SurrogateLearner):
         self.step(valid, metrics)
         self.count_update()
 
-    def loss(
-        self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Batch, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the PPO objective, to be minimized, and metrics: name -> scalar.
 
         Args:
@@ -153,16 +151,17 @@ class PPOLearner(SurrogateLearner):
         """
         c, m, e = self.config, minibatch, self.clip_ratio
         policy, value = self._evaluate(m)
-        moments, advantage = moments or self.mean_and_std(m.advantage, m.valid), m.advantage
+        log_prob, advantage = m.recorded["log_prob"], m.recorded["advantage"]
+        moments = moments or self.mean_and_std(advantage, m.valid)
         if c.normalize_advantages == "batch":
             advantage = losses.normalize_advantage(advantage, m.valid, moments)
-        ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
+        ratio = losses.clamped_ratio(policy.log_prob(m.action), log_prob)
         moved = ratio.detach()  # by the optimizer alone: noise is no step, and would end iterations and lower rates
-        if m.noise.shape[-1]:
-            policy = policy.shifted(m.noise)
-            ratio = losses.clamped_ratio(policy.log_prob(m.action), m.log_prob)
+        if NOISE in m.recorded:
+            policy = policy.shifted(m.recorded[NOISE])
+            ratio = losses.clamped_ratio(policy.log_prob(m.action), log_prob)
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - e, 1 + e) * advantage)
-        behavior_value, target = self.model.normalize_value(m.value), self.model.normalize_value(m.target)
+        behavior_value, target = (self.model.normalize_value(m.recorded[name]) for name in ("value", "target"))
         fixed = ratio.detach()
         terms = {
             "policy_loss": -surrogate,
@@ -180,7 +179,10 @@ class PPOLearner(SurrogateLearner):
         return loss, {"loss": loss, **means, RATIO_MAX: ratio_max, "advantage_std": moments[1]}
 
     def estimate(self, batch: Batch) -> Batch:
-        """Return the batch with recorded "advantage" and "target" [T, B] by the current values, see `Minibatch`."""
+        """Return the batch with recorded "advantage" and "target" [T, B] by the current values.
+
+        Advantages are normalized unless the loss normalizes them; targets are in units of return.
+        """
         advantage, target = self.returns(batch)
         before = self.advantages
         if self.ranks:
@@ -224,21 +226,30 @@ class PPOLearner(SurrogateLearner):
         plan = drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, random)
         return [segments.to(device, non_blocking=True) for segments in plan]
 
-    def minibatch(self, batch: Batch, segments: Tensor) -> Minibatch:
-        """Gather segments [N], and draw the noise of RPO."""
-        noise = self.draw_noise(self.segment_steps, len(segments))
-        return gather(batch, segments, noise, remembers=self.model.rnn_state_size > 0)
+    def minibatch(self, batch: Batch, segments: Tensor) -> Batch:
+        """Gather segments [N] of a batch after `estimate`, and draw the noise of RPO."""
+        steps, names = self.segment_steps, ("log_prob", "value", "advantage", "target")
+        found = gather(batch, segments, steps, names, remembers=self.model.rnn_state_size > 0)
+        if self.config.rpo_alpha:
+            found.recorded[NOISE] = self.draw_noise(steps, len(segments))
+        return found
 
-    def _evaluate(self, m: Minibatch) -> tuple[ActionDistribution, Tensor]:
+    def _evaluate(self, m: Batch) -> tuple[ActionDistribution, Tensor]:
         """Return the current policy and normalized values, [S, N]."""
         if len(m.first) == 1:
-            logits, value, _ = self.model.act({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state)
+            logits, value, _ = self.model.act({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state[0])
             logits, value = logits.unsqueeze(0), value.unsqueeze(0)
         else:
-            logits, value = self.model.unroll(m.obs, m.first, m.rnn_state.unsqueeze(0), len(m.valid))
+            logits, value = self.model.unroll(m.obs, m.first, m.rnn_state, len(m.valid))
             value = value[:-1]
         mask = m.obs[MASK_KEY][: len(m.valid)].flatten(2) > 0 if self.masked else None
         return ActionDistribution(self.parts, logits, mask), value
+
+
+def cleaned(batch: Batch) -> Batch:
+    """Return the batch with zeros in actions and recorded numbers of invalid steps: 0 * NaN in a gradient is NaN."""
+    recorded = {name: losses.zero_invalid(batch.recorded[name], batch.valid) for name in ("log_prob", "value")}
+    return replace(batch, action=losses.zero_invalid(batch.action, batch.valid), recorded=batch.recorded | recorded)
 
 
 def with_advantages(moments: Moments, advantage: Tensor, valid: Tensor) -> Moments:

@@ -15,10 +15,10 @@ from appo.algorithms.models.numpy_mlp import NumpyMlpTraining, has_numpy_twin
 from appo.algorithms.ops import numpy_surrogate as surrogate
 from appo.algorithms.ops.numpy_twins import PolicyTerms, is_supported
 from appo.algorithms.parts.config import EXPLAINED
-from appo.algorithms.parts.learner import KL, Metrics
+from appo.algorithms.parts.learner import KL, NOISE, Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.ppo.learner import PPOLearner
-from appo.algorithms.ppo.minibatch import Minibatch
+from appo.algorithms.runtime.learning.batches import Batch
 
 
 class NumpyGradient:
@@ -30,11 +30,11 @@ class NumpyGradient:
         self._networks: dict[int, NumpyMlpTraining] = {}
         self._check = TwinCheck("ppo/numpy_learner.py")
 
-    def __call__(self, minibatch: Minibatch) -> Metrics:
+    def __call__(self, minibatch: Batch) -> Metrics:
         """Compute the results of `PPOLearner.differentiate`; some minibatches are compared with torch."""
         learner, gradient = self.learner, self.learner.optimizer.gradient
         # Of all ranks, which add up equally often, whichever compares.
-        moments = learner.mean_and_std(minibatch.advantage, minibatch.valid) if learner.ranks else None
+        moments = learner.mean_and_std(minibatch.recorded["advantage"], minibatch.valid) if learner.ranks else None
         found: Metrics = self.differentiate(minibatch, moments)
         if self._check.is_due():
             mine, names = gradient.clone(), found.keys()
@@ -44,7 +44,7 @@ class NumpyGradient:
         return found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
-    def differentiate(self, m: Minibatch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
+    def differentiate(self, m: Batch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
         """Set the gradient of a minibatch of single steps; return its metrics.
 
         Args:
@@ -52,8 +52,8 @@ class NumpyGradient:
             moments: mean and deviation of the advantages of all ranks; None: of the minibatch.
         """
         c, learner, model = self.config, self.learner, self.model
-        fields = (m.valid, m.log_prob, m.advantage, m.value, m.target)
-        valid, log_prob, advantage, acted_value, target = (x[0].numpy() for x in fields)
+        valid, names = m.valid[0].numpy(), ("log_prob", "advantage", "value", "target")
+        log_prob, advantage, acted_value, target = (m.recorded[name][0].numpy() for name in names)
         if len(valid) not in self._networks:
             self._networks[len(valid)] = NumpyMlpTraining(model, len(valid), len(valid))
         network = self._networks[len(valid)]
@@ -61,8 +61,8 @@ class NumpyGradient:
         action = m.action[0].numpy()
         current = policy = PolicyTerms(learner.parts, logits, action)
         _, ratio = surrogate.ratios(current, log_prob, valid)
-        if m.noise.shape[-1]:
-            policy = PolicyTerms(learner.parts, logits + m.noise[0].numpy(), action)
+        if NOISE in m.recorded:
+            policy = PolicyTerms(learner.parts, logits + m.recorded[NOISE][0].numpy(), action)
         pooled = None if moments is None else (moments[0].item(), moments[1].item())
         normalized, deviation = surrogate.normalized(advantage, valid, pooled)
         if c.normalize_advantages == "batch":

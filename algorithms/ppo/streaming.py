@@ -17,8 +17,7 @@ from appo.algorithms.parts.learner import of_learner
 from appo.algorithms.parts.optimizer import GradientSum
 from appo.algorithms.parts.statistics import faded
 from appo.algorithms.ppo.config import PPOConfig
-from appo.algorithms.ppo.learner import RATIO_MAX, PPOLearner, with_advantages
-from appo.algorithms.ppo.minibatch import cleaned
+from appo.algorithms.ppo.learner import RATIO_MAX, PPOLearner, cleaned, with_advantages
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import LearnerState
 
@@ -101,8 +100,9 @@ class StreamingLearner:
         batch = replace(batch, recorded=batch.recorded | {"advantage": learner.scaled(advantage), "target": target})
         segments = torch.arange(batch.valid.numel() // learner.segment_steps, device=batch.valid.device)
         part = learner.minibatch(batch, segments)
-        self._of_batch = with_advantages(self._of_batch, part.advantage, part.valid)
-        values = torch.stack((part.target, part.target - part.value), dim=-1).flatten(0, 1)
+        self._of_batch = with_advantages(self._of_batch, part.recorded["advantage"], part.valid)
+        goal = part.recorded["target"]
+        values = torch.stack((goal, goal - part.recorded["value"]), dim=-1).flatten(0, 1)
         self._of_values = merge_batch(self._of_values, values, part.valid.flatten())
         self._sum.add(part.valid, *learner.loss(part))
         learner.statistics.gather(batch, [(target, batch.valid)])

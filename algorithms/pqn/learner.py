@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,22 +14,11 @@ from appo.algorithms.models.q_network import QNetwork
 from appo.algorithms.ops import losses, q_learning
 from appo.algorithms.ops.returns import gae
 from appo.algorithms.parts.learner import FlatLearner
-from appo.algorithms.parts.segments import drawn_segments, rows_of, select
+from appo.algorithms.parts.segments import drawn_segments, gather
 from appo.algorithms.pqn.config import PQNConfig
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.algorithms.runtime.memory.learner_state import LearnerState
-
-
-class Minibatch(NamedTuple):
-    """N segments of S steps, time-major. Without a recurrent core, S is 1."""
-
-    obs: dict[str, Tensor]  # [S+1, N, *]; [1, N, *] if S is 1: a single step needs no unrolling
-    first: Tensor  # as long as obs
-    rnn_state: Tensor  # [N, H] before the segment
-    valid: Tensor  # [S, N]
-    action: Tensor  # [S, N, K]
-    target: Tensor  # [S, N]
 
 
 class PQNLearner(FlatLearner):
@@ -78,10 +66,12 @@ class PQNLearner(FlatLearner):
         self.follow(progress)
         self._explore(progress)
         batch = replace(batch, action=losses.zero_invalid(batch.action, batch.valid))
-        target, exploration = self.returns(batch), self.model.exploration
+        batch = replace(batch, recorded={"target": self.returns(batch)})
+        exploration, remembers = self.model.exploration, self.model.rnn_state_size > 0
         assert exploration is not None
-        for segments in drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, self.generator):
-            minibatch = self.minibatch(batch, target, segments.to(target.device, non_blocking=True))
+        for drawn in drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, self.generator):
+            segments = drawn.to(batch.valid.device, non_blocking=True)
+            minibatch = gather(batch, segments, self.segment_steps, ("target",), remembers=remembers)
             self.optimizer.gradient.zero_()
             loss, metrics = self.loss(minibatch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -118,32 +108,20 @@ class PQNLearner(FlatLearner):
         allowed = q_learning.allowed_only(self.model.unroll_all(obs, first, rnn_state), self.model.allowed(obs, 2))
         return q_learning.bootstrap_value(allowed, None, self.model.sizes)
 
-    def minibatch(self, batch: Batch, target: Tensor, segments: Tensor) -> Minibatch:
-        """Gather segments [N]."""
-        rows, seen = rows_of(segments, self.segment_steps, batch.valid.shape[1])
-        remembers = self.model.rnn_state_size > 0
-        return Minibatch(
-            obs={key: select(x, seen) for key, x in batch.obs.items()},
-            first=select(batch.first, seen),
-            rnn_state=select(batch.rnn_state, segments) if remembers else batch.rnn_state.new_empty(len(segments), 0),
-            valid=select(batch.valid, rows),
-            action=select(batch.action, rows),
-            target=select(target, rows),
-        )
-
-    def loss(self, m: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, m: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return half the mean over valid steps and branches of (G - Q(s, a))^2, and metrics: name -> scalar."""
         if len(m.first) == 1:
-            q = self.model.q_values({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state)[0].unsqueeze(0)
+            q = self.model.q_values({key: x[0] for key, x in m.obs.items()}, m.first[0], m.rnn_state[0])[0].unsqueeze(0)
         else:
-            q = self.model.unroll_all(m.obs, m.first, m.rnn_state.unsqueeze(0))[:-1]
+            q = self.model.unroll_all(m.obs, m.first, m.rnn_state)[:-1]
         value = q_learning.taken(q, m.action, self.model.sizes)  # [S, N, K]
-        difference = m.target.unsqueeze(-1) - value
+        target = m.recorded["target"]
+        difference = target.unsqueeze(-1) - value
         terms = {
             "loss": q_learning.td_loss(difference, huber=False).mean(-1),
             "td_error": difference.detach().abs().mean(-1),
             "q_mean": value.detach().mean(-1),
-            "target_mean": m.target,
+            "target_mean": target,
         }
         means = losses.masked_means(terms, m.valid)
         return means["loss"], means

@@ -32,7 +32,6 @@ TORCH = (
     "appo.algorithms.appo.learner",
     "appo.algorithms.appo.numpy_learner",
     "appo.algorithms.ppo.learner",
-    "appo.algorithms.ppo.minibatch",
     "appo.algorithms.ppo.streaming",
     "appo.algorithms.a3c.learner",
     "appo.algorithms.a3c.worker",

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from appo.algorithms.appo.learner import NOISE, APPOLearner, Whole
+from appo.algorithms.appo.learner import APPOLearner, Whole
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.ops.returns import Returns
+from appo.algorithms.parts.learner import NOISE
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from appo.utils.logging import SHOWN

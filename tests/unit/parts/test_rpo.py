@@ -9,14 +9,15 @@ from torch import Tensor
 from torch import distributions as reference
 
 from appo.algorithms.appo.algorithm import APPO
-from appo.algorithms.appo.learner import NOISE, APPOLearner
+from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution, Parts, noise_of_means
 from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
+from appo.algorithms.parts.learner import NOISE
 from appo.algorithms.parts.verify import VerifyingLearner
 from appo.algorithms.ppo.algorithm import PPO
-from appo.algorithms.ppo.learner import Minibatch, PPOLearner
+from appo.algorithms.ppo.learner import PPOLearner
 from appo.algorithms.ppo.streaming import StreamingLearner
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ActionPart, EnvSpec
@@ -50,7 +51,7 @@ def noting_of(spec: EnvSpec = SPEC, *, core: str = "none", **flags: object) -> N
 class NotingPPO(PPOLearner):
     """Notes the minibatch of every update."""
 
-    def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def differentiate(self, minibatch: Batch) -> dict[str, Tensor]:
         self.seen = [*getattr(self, "seen", []), minibatch]
         return super().differentiate(minibatch)
 
@@ -144,17 +145,17 @@ def test_the_loss_of_ppo_is_that_of_means_with_noise() -> None:
     batch = batch_of(learner.model, SPEC)
     assert ppo.learn(learner, batch) == 2
     first, second = learner.seen
-    assert not torch.equal(first.noise, second.noise)
+    assert not torch.equal(first.recorded[NOISE], second.recorded[NOISE])
     learner.metrics()
     ratios = []
     for m in (first, second):
-        noise, valid = assert_is_uniform_noise(m.noise), m.valid[0]
-        logits = learner.model.act({"obs": m.obs["obs"][0]}, m.first[0], m.rnn_state)[0].detach()
-        ratio = limited(log_prob_by_hand(logits, noise, m.action[0]) - m.log_prob[0])[valid]
+        noise, valid = assert_is_uniform_noise(m.recorded[NOISE]), m.valid[0]
+        logits = learner.model.act({"obs": m.obs["obs"][0]}, m.first[0], m.rnn_state[0])[0].detach()
+        ratio = limited(log_prob_by_hand(logits, noise, m.action[0]) - m.recorded["log_prob"][0])[valid]
         metrics = {name: x.detach() for name, x in learner.differentiate(m).items()}
-        plain = learner.loss(replace(m, noise=m.noise[..., :0]))[1]
+        plain = learner.loss(replace(m, recorded={name: x for name, x in m.recorded.items() if name != NOISE}))[1]
         assert torch.equal(metrics["kl_divergence"], plain["kl_divergence"])
-        advantage = normalized(m.advantage[0][valid])
+        advantage = normalized(m.recorded["advantage"][0][valid])
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         assert float(metrics["policy_loss"]) == pytest.approx(-float(surrogate.mean()), rel=1e-3, abs=1e-5)
         ratios.append(float(ratio.mean()))
@@ -237,7 +238,7 @@ def test_without_the_flag_no_random_number_is_drawn_and_nothing_added() -> None:
             pass
         assert torch.equal(one.generator.get_state(), before)
     assert all(NOISE not in batch.recorded for batch in learner.seen)
-    assert {m.noise.shape[-1] for m in of_ppo.seen} == {0}
+    assert all(NOISE not in m.recorded for m in of_ppo.seen)
 
 
 # --- what stays as it is

@@ -13,7 +13,7 @@ from torch import Tensor
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.parts.statistics import RETURN_MEMORY_SAMPLES
 from appo.algorithms.ppo.config import METRICS, PPOConfig
-from appo.algorithms.ppo.learner import ADVANTAGES, Minibatch, PPOLearner
+from appo.algorithms.ppo.learner import ADVANTAGES, PPOLearner
 from appo.algorithms.ppo.numpy_learner import numpy_gradient
 from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import MASK_KEY, ActionPart, EnvSpec, ObservationSpec
@@ -117,9 +117,9 @@ def test_an_iteration_is_that_of_the_paper(core: str, spec: EnvSpec, flags: dict
 class Recording(PPOLearner):
     """Notes which steps every update was made of, by the number that is recorded as their value."""
 
-    def differentiate(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def differentiate(self, minibatch: Batch) -> dict[str, Tensor]:
         self.shapes = [*getattr(self, "shapes", []), tuple(minibatch.valid.shape)]
-        self.seen = [*getattr(self, "seen", []), minibatch.value[minibatch.valid].tolist()]
+        self.seen = [*getattr(self, "seen", []), minibatch.recorded["value"][minibatch.valid].tolist()]
         return super().differentiate(minibatch)
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.parts.learner import NOISE
 from appo.algorithms.parts.twin_check import COMPARE_EVERY
 from appo.algorithms.ppo.algorithm import PPO
 from appo.algorithms.ppo.learner import PPOLearner
-from appo.algorithms.ppo.minibatch import Minibatch
 from appo.algorithms.ppo.numpy_learner import NumpyGradient, numpy_gradient
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.devices import Device
+from appo.algorithms.runtime.learning.batches import Batch
 from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
 from tests.unit.appo.batches import SPEC, batch_of, clone
 from tests.unit.models.cases import CORES, GAUSSIAN, MIXED, config_of, context_of, env_spec_of, model_of
@@ -59,14 +60,14 @@ def pair_of(
     return exact, quick.accelerate(numpy_gradient)
 
 
-def minibatch_of(learner: PPOLearner, spec: EnvSpec, seed: int = 0) -> Minibatch:
+def minibatch_of(learner: PPOLearner, spec: EnvSpec, seed: int = 0) -> Batch:
     """Half of the steps, from a policy that is far enough away for clips."""
     batch = learner.estimate(batch_of(learner.model, spec, noise=0.5, seed=seed))
     order = torch.randperm(STEPS, generator=torch.Generator().manual_seed(seed))
     return learner.minibatch(batch, order[: STEPS // 2])
 
 
-def assert_same(exact: PPOLearner, quick: PPOLearner, minibatch: Minibatch) -> None:
+def assert_same(exact: PPOLearner, quick: PPOLearner, minibatch: Batch) -> None:
     assert isinstance(quick.quick, NumpyGradient)
     expected = {name: float(x.detach()) for name, x in exact.differentiate(minibatch).items()}
     found = quick.quick.differentiate(minibatch)
@@ -99,7 +100,7 @@ def test_noise_of_means_gets_the_gradient_of_torch(case: str) -> None:
     spec, model = MODELS[case]
     exact, quick = pair_of(spec, model, rpo_alpha=0.5)
     minibatch = minibatch_of(exact, spec)
-    assert minibatch.noise.abs().max() > 0.4
+    assert minibatch.recorded[NOISE].abs().max() > 0.4
     assert_same(exact, quick, minibatch)
 
 
@@ -120,7 +121,7 @@ def test_what_invalid_steps_hold_has_no_influence() -> None:
     learners = [pair_of()[1] for _ in range(2)]
     for learner, garbage in zip(learners, (0.0, float("nan")), strict=True):
         minibatch = minibatch_of(learner, SPEC)
-        for field in (minibatch.log_prob, minibatch.value, minibatch.advantage, minibatch.target):
+        for field in minibatch.recorded.values():
             field[~minibatch.valid] = garbage
         assert isinstance(learner.quick, NumpyGradient)
         learner.quick.differentiate(minibatch)
@@ -136,7 +137,7 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
     if emptied == "nothing is valid":
         minibatch.valid[:] = False
     else:
-        minibatch.advantage[minibatch.valid] = float("nan")
+        minibatch.recorded["advantage"][minibatch.valid] = float("nan")
     before = parameters(quick)
     assert isinstance(quick.quick, NumpyGradient)
     for _ in range(2):  # the first is compared
@@ -149,9 +150,7 @@ def test_harmful_steps_are_skipped(emptied: str) -> None:
 class Halved(PPOLearner):
     """Its loss is half of PPO's."""
 
-    def loss(
-        self, minibatch: Minibatch, moments: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, minibatch: Batch, moments: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Return half of the loss."""
         loss, metrics = super().loss(minibatch, moments)
         return 0.5 * loss, metrics

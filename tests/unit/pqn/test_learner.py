@@ -126,16 +126,16 @@ def test_every_step_is_used_once_per_epoch(core: str) -> None:
     learner = learner_of(core=core, ppo_epochs=3)
     batch, seen = batch_for(learner, SPEC), []
     batch.action[..., 0] = torch.arange(batch.valid.numel()).view_as(batch.valid) % 3
-    minibatch = learner.minibatch
-    learner.minibatch = lambda *arguments: seen.append(minibatch(*arguments)) or seen[-1]  # type: ignore[func-returns-value, method-assign]
+    loss = learner.loss
+    learner.loss = lambda minibatch: seen.append(minibatch) or loss(minibatch)  # type: ignore[func-returns-value, method-assign]
     assert sum(1 for _ in learner.learn(batch, 0.0)) == 3 * 3 + 1
     assert (learner.updates, learner.version) == (9, 2)
     assert learner.metrics().keys() == {*METRICS, "skipped_in_a_row"}
-    target = torch.cat([m.target.flatten() for m in seen[:3]]).sort().values
+    target = torch.cat([m.recorded["target"].flatten() for m in seen[:3]]).sort().values
     for epoch in (1, 2):
-        again = torch.cat([m.target.flatten() for m in seen[3 * epoch : 3 * epoch + 3]])
+        again = torch.cat([m.recorded["target"].flatten() for m in seen[3 * epoch : 3 * epoch + 3]])
         assert torch.equal(again.sort().values, target)
-    assert not torch.equal(seen[0].target, seen[3].target)
+    assert not torch.equal(seen[0].recorded["target"], seen[3].recorded["target"])
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
