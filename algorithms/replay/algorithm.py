@@ -149,7 +149,7 @@ class ReplayAlgorithm(FlatAlgorithm):
             from appo.algorithms.replay.shards import shard_fields
 
             return shard_fields(plan, context.spec, topology, size, (context.policy, shards))
-        return replay_fields(plan, context.spec, topology, size, policies=[context.policy])
+        return replay_fields(plan, context.spec, topology, size, context.policy)
 
     def make_source(
         self, context: Context, trajectories: Trajectories, sampling: SamplingConfig, device: Device

@@ -31,9 +31,9 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 """Name of a tensor of a batch -> shape and dtype."""
 
 
-def batch_shapes(plan: ReplayPlan, spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int) -> Shapes:
+def batch_shapes(plan: ReplayPlan, spec: EnvSpec, rollout: int, rnn_state_size: int) -> Shapes:
     """Return the tensors of a batch of single steps or of whole columns."""
-    a = column_shapes(spec, rollout, segments, rnn_state_size)
+    a = column_shapes(spec, rollout, rnn_state_size)
     steps, count = (rollout, plan.columns_of_batch(rollout)) if plan.sequences else (1, plan.batch_size)
     obs = {f"obs.{key}": ((steps + 1, count, *o.shape), o.dtype) for key, o in spec.observations.items()}
     of_step = {name: ((steps, count, *a[name][0][1:]), a[name][1]) for name in OF_STEP}
@@ -41,7 +41,7 @@ def batch_shapes(plan: ReplayPlan, spec: EnvSpec, rollout: int, segments: int, r
     numbers = dict.fromkeys(("reward", "recorded.discount"), ((steps, count), "float32"))
     numbers |= {"recorded.weight": ((1, count), "float32")}
     lengths = {"recorded.length": ((steps, count), "int64")} if plan.sequences else {}
-    state = {"rnn_state": ((segments if plan.sequences else 1, count, rnn_state_size), "float32")}
+    state = {"rnn_state": ((1, count, rnn_state_size), "float32")}
     return {**obs, **of_step, **flags, **numbers, **lengths, "first": ((steps + 1, count), "bool"), **state}
 
 
@@ -153,8 +153,7 @@ class ReplayPart:
             storage.read_obs(key, (returns.end - later) // storage.rollout, later, staging[f"obs.{key}"][1])
         for name in OF_STEP:
             staging[name][0] = arrays[name][column, step]
-        steps_per_segment = storage.rollout // arrays["rnn_state"].shape[1]
-        staging["rnn_state"][0] = arrays["rnn_state"][column, step // steps_per_segment]
+        staging["rnn_state"][0] = arrays["rnn_state"][column, 0]
         staging["reward"][0], staging["recorded.discount"][0] = returns.reward, returns.discount
         staging["terminated"][0], staging["truncated"][0] = returns.terminated, returns.truncated
         staging["valid"][:], staging["first"][:] = True, False

@@ -55,8 +55,8 @@ def shard_fields(
     """Declare the shared memory of all shards of a policy, of the batches, and of the learner's notes."""
     policy, shards = places
     rollout, own = topology.rollout, plan.share(shards)
-    columns, n = column_shapes(spec, rollout, 1, rnn_state_size), num_columns(own, rollout, topology.num_policies)
-    shapes = batch_shapes(plan, spec, rollout, 1, rnn_state_size)
+    columns, n = column_shapes(spec, rollout, rnn_state_size), num_columns(own, rollout, topology.num_policies)
+    shapes = batch_shapes(plan, spec, rollout, rnn_state_size)
     fields = [Field(f"replay.{policy}.before", (3,), "int64")]  # samples, env steps, and 1 when these are known
     for shard in range(shards):
         prefix = shard_prefix(policy, shard)

@@ -161,8 +161,8 @@ class ReplaySource(BatchSource):
     def draw_of(self, samples: int) -> None:
         """Draw batches of `samples` steps."""
         self.part.plan = replace(self.part.plan, batch_size=samples)
-        segments, state_size = self.storage.arrays["rnn_state"].shape[1:]
-        shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, segments, state_size)
+        state_size = self.storage.arrays["rnn_state"].shape[-1]
+        shapes = batch_shapes(self.part.plan, self.storage.spec, self.storage.rollout, state_size)
         self.staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
 
     def metrics(self) -> dict[str, float]:

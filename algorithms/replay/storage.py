@@ -8,7 +8,7 @@ cursor, totals and tree from words, notes and leaves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -220,23 +220,11 @@ def num_columns(plan: ReplayPlan, rollout: int, num_policies: int) -> int:
 
 
 def replay_fields(
-    plan: ReplayPlan,
-    spec: EnvSpec,
-    topology: Topology,
-    rnn_state_size: int = 0,
-    recurrence: int = 0,
-    policies: Iterable[int] | None = None,
+    plan: ReplayPlan, spec: EnvSpec, topology: Topology, rnn_state_size: int = 0, policy: int = 0
 ) -> list[Field]:
-    """Declare the shared memory of the replays of learning policies, by default of all.
-
-    Recurrent states have H = `rnn_state_size` numbers, one state per BPTT segment of `recurrence` steps (0: a whole
-    rollout).
-    """
-    rollout = topology.rollout
-    n = num_columns(plan, rollout, topology.num_policies)
-    columns = column_shapes(spec, rollout, rollout // (recurrence or rollout), rnn_state_size)
-    numbers = range(topology.num_policies) if policies is None else policies
-    return [field for policy in numbers for field in fields_of_columns(f"replay.{policy}", plan, spec, n, columns)]
+    """Declare the shared memory of a policy's replay; recurrent states have H = `rnn_state_size` numbers."""
+    n = num_columns(plan, topology.rollout, topology.num_policies)
+    return fields_of_columns(f"replay.{policy}", plan, spec, n, column_shapes(spec, topology.rollout, rnn_state_size))
 
 
 def fields_of_columns(
@@ -280,9 +268,7 @@ class Pace(NamedTuple):
     known: int = 0
 
 
-def column_shapes(
-    spec: EnvSpec, rollout: int, segments: int, rnn_state_size: int
-) -> dict[str, tuple[tuple[int, ...], str]]:
+def column_shapes(spec: EnvSpec, rollout: int, rnn_state_size: int) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return name -> shape and dtype of a column without observations, as in `Trajectories`."""
     return {
         "first": ((rollout + 1,), "bool"),
@@ -293,7 +279,7 @@ def column_shapes(
         "num_frames": ((rollout,), "int32"),
         "action": ((rollout, spec.action.num_values), spec.action.dtype),
         "policy_version": ((rollout,), "int64"),
-        "rnn_state": ((segments, rnn_state_size), "float32"),
+        "rnn_state": ((1, rnn_state_size), "float32"),  # before the column, the segment of backpropagation
         "drawn": ((rollout,), "bool"),
     }
 
@@ -323,7 +309,7 @@ class ReplayStorage:
         self.columns: int
         self.rollout: int
         self.columns, self.rollout = self._array("valid").shape
-        self.arrays = {name: self._array(name) for name in column_shapes(spec, 1, 1, 1)}
+        self.arrays = {name: self._array(name) for name in column_shapes(spec, 1, 1)}
         single = plan.compressed_share is not None
         stacks = {key: stack_of(observation, single=single) for key, observation in spec.observations.items()}
         self.rings = {

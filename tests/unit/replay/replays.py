@@ -103,13 +103,11 @@ def replay_of(
 ) -> Replay:
     plan = replace(PLAN, **changes)
     counts = {"rows": ROWS, "rollout": rollout}
-    segment = min(4, rollout)
-    fields = replay_fields(plan, spec, replace(TOPOLOGY, **counts), rnn_state_size=2, recurrence=segment)
+    fields = replay_fields(plan, spec, replace(TOPOLOGY, **counts), rnn_state_size=2)
     more = (*fields, *StateBlock.declare(0, {}))
     world = world_of(
         spec,
         rnn_state_size=2,
-        recurrence=segment,
         more=more,
         recorded=RECORDED if recorded is None else recorded,
         **counts,

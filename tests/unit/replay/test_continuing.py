@@ -204,7 +204,7 @@ def test_a_batch_can_be_relabelled_where_it_is_drawn() -> None:
         for slot in range(4):
             replay.hand_over(slot)
         replay.fill()
-        shapes = batch_shapes(replay.plan, SPEC, replay.source.storage.rollout, 2, 2)
+        shapes = batch_shapes(replay.plan, SPEC, replay.source.storage.rollout, 2)
         staging = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         replay.source.part.draw(staging)
         staged.append(staging)

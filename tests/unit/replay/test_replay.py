@@ -138,7 +138,7 @@ def test_batches_hold_n_step_transitions(spec: object, prioritized: bool) -> Non
                 assert np.array_equal(named[f"obs.{key}"][:, b], obs[slot, [step, step + length], row])
             for name in ("action", "num_frames", "policy_version"):
                 assert np.array_equal(named[name][0, b], getattr(t, name)[slot, step, row])
-            assert np.array_equal(named["rnn_state"][0, b], t.rnn_state[slot, step // 4, row])
+            assert np.array_equal(named["rnn_state"][0, b], t.rnn_state[slot, 0, row])
         leaf = storage.tree.levels[0][drawn.column * ROLLOUT + drawn.step]
         expected = leaf.min() / leaf if prioritized else np.ones(len(leaf))
         assert named["recorded.weight"][0] == pytest.approx(expected, rel=1e-6)

@@ -110,9 +110,7 @@ def sharded(spec: Any = SPEC, paths: list[Path | None] | None = None, **changes:
     plan = replace(PLAN, **changes)
     topology = replace(TOPOLOGY, rows=ROWS, rollout=ROLLOUT, placement="local", apart=((REPLAY, SHARDS),))
     fields = (*shard_fields(plan, spec, topology, 2, (0, SHARDS)), Units.declare(topology), *StateBlock.declare(0, {}))
-    world = world_of(
-        spec, rnn_state_size=2, recurrence=ROLLOUT, more=fields, recorded=RECORDED, rows=ROWS, rollout=ROLLOUT
-    )
+    world = world_of(spec, rnn_state_size=2, more=fields, recorded=RECORDED, rows=ROWS, rollout=ROLLOUT)
     made = Sharded(world, plan, paths or [None] * SHARDS, random=np.random.default_rng(4))
     made.board = SlotBoard(world.arena, [], range(4))
     for shard in range(SHARDS):

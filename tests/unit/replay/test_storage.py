@@ -275,7 +275,8 @@ def test_errors_that_are_not_finite_change_nothing() -> None:
     replay.hand_over(0)
     replay.fill()
     storage = replay.source.storage
-    samples = storage.draw(3, np.random.default_rng(1))
+    samples = storage.draw(3, np.random.default_rng(2))
+    assert len({*zip(samples.column, samples.step, strict=True)}) == 3
     before = storage.tree.levels[0][samples.column * ROLLOUT + samples.step].copy()
     assert storage.update(samples, np.array([np.nan, 2.0, np.inf], np.float32)) == 1
     after = storage.tree.levels[0][samples.column * ROLLOUT + samples.step]
@@ -321,7 +322,7 @@ def test_steps_that_no_batch_had_are_counted_when_they_are_overwritten() -> None
 @pytest.mark.parametrize(("capacity", "policies", "columns"), [(160, 1, 20), (161, 1, 21), (160, 2, 10), (3, 1, 2)])
 def test_capacity_is_that_of_the_run(capacity: int, policies: int, columns: int) -> None:
     plan, topology = replace(PLAN, capacity=capacity), replace(TOPOLOGY, rollout=ROLLOUT, num_policies=policies)
-    fields = replay_fields(plan, SPEC, topology)
+    fields = [field for policy in range(policies) for field in replay_fields(plan, SPEC, topology, policy=policy)]
     assert sum(field.name.endswith(".word") for field in fields) == policies
     assert {field.shape for field in fields if field.name.endswith(".reward")} == {(columns, ROLLOUT)}
 
