@@ -30,7 +30,7 @@ class VerifyingLearner:
     Args:
         learner: compared learner, of an actor-critic.
         spec: spaces of the environment.
-        max_policy_lag: lag, in versions, from which no batch contains a step.
+        max_policy_lag: lag, in versions, from which a column is discarded.
     """
 
     version: int = of_learner("version")
@@ -43,12 +43,17 @@ class VerifyingLearner:
         self.configure, self.state, self.restore = learner.configure, learner.state, learner.restore
         self.layout = learner.layout
         self.published: dict[int, Tensor] = {}
+        self._began = 0  # version at the beginning of the last batch
         self.largest = 0.0
         self.compared = 0
 
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
         """Compare, then train."""
         self._remember()
+        # The columns of a batch are chosen by their lag while the learner trains on the batch before.
+        for version in [version for version in self.published if self._began - version >= self.max_policy_lag]:
+            del self.published[version]
+        self._began = self.version
         self.compare(batch)
         for feedback in self.learner.learn(batch, progress):
             self._remember()
@@ -95,5 +100,3 @@ class VerifyingLearner:
 
     def _remember(self) -> None:
         self.published[self.version] = self.flat.flat.clone()
-        for version in [version for version in self.published if self.version - version >= self.max_policy_lag]:
-            del self.published[version]
