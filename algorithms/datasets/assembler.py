@@ -1,9 +1,8 @@
 """Assembles whole episodes from the steps of rows."""
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,27 +39,11 @@ class Steps:
         return seen | {"action": self.action, "reward": self.reward} | {f"info.{k}": v for k, v in self.infos.items()}
 
 
-class _Piece(NamedTuple):
-    """Successive steps of a row in arrays [R, T, *] that many pieces share."""
+_Piece = dict[str, Any]
+"""Successive steps of a row, [t, *] by the names of `Steps.named`, in memory of their own."""
 
-    arrays: Mapping[str, Array]
-    row: int
-    begin: int
-    end: int
-    is_own: bool = False
-
-    def of(self, name: str, more: int = 0) -> Array:
-        array: Array = self.arrays[name][self.row, self.begin : self.end + more]
-        return array
-
-
-def _together(pieces: Sequence[_Piece]) -> _Piece:
-    own = {name: np.concatenate([one.of(name) for one in pieces])[None] for name in pieces[0].arrays}
-    return _Piece(own, 0, 0, own["reward"].shape[1], is_own=True)
-
-
-PIECES = 8
-"""Pieces of an open episode after which they are copied together: a shared array lives as long as any piece."""
+PIECES = 32
+"""Pieces of an open episode after which they are joined: small arrays take as much memory as their numbers."""
 
 
 class EpisodeAssembler:
@@ -72,30 +55,17 @@ class EpisodeAssembler:
     Attributes:
         dropped_episodes, dropped_steps: dropped so far.
         open_steps: steps of open episodes, by row.
-        step_bytes: bytes of a step, after the first one.
-        shared_bytes: bytes of shared arrays that open episodes may hold beside their own steps; see `compact`.
     """
 
     def __init__(self, rows: int) -> None:
         self._pieces: list[list[_Piece]] = [[] for _ in range(rows)]
         self.open_steps = [0] * rows
-        self.dropped_episodes = self.dropped_steps = self.step_bytes = 0
-        self._shared: deque[int] = deque(maxlen=PIECES)  # those of before are held by no piece that is not its own
+        self.dropped_episodes = self.dropped_steps = self._step_bytes = 0
 
     @property
-    def shared_bytes(self) -> int:
-        """Return the bytes of shared arrays."""
-        return sum(self._shared)
-
-    def compact(self) -> None:
-        """Copy the steps of open episodes, which releases shared arrays at the cost of time."""
-        if not self._shared:
-            return
-        self._shared.clear()
-        for pieces in self._pieces:
-            own = sum(one.is_own for one in pieces)
-            if own < len(pieces):
-                pieces[own:] = [_together(pieces[own:])]
+    def held_bytes(self) -> int:
+        """Return the bytes of open episodes."""
+        return sum(self.open_steps) * self._step_bytes
 
     def add(self, steps: Steps) -> Iterator[Episode]:
         """Take in the next steps; yield the episodes that end."""
@@ -103,24 +73,23 @@ class EpisodeAssembler:
         stops: list[list[int]] = [[] for _ in self._pieces]
         for row, t in np.argwhere((ended | ~steps.valid).T).tolist():
             stops[row].append(t)
-        arrays = {name: array.swapaxes(0, 1).copy() for name, array in steps.named.items()}
-        self.step_bytes = sum(array[0, 0].nbytes for array in arrays.values())
-        self._shared.append(sum(array.nbytes for array in arrays.values()))
         first, length = steps.first, len(ended)
+        arrays = {name: array[:length].swapaxes(0, 1) for name, array in steps.named.items()}
+        self._step_bytes = sum(array[0, 0].nbytes for array in arrays.values())
         for row, ends in enumerate(stops):
             begin = 0
             for t in ends:
                 is_end = bool(ended[t, row])
-                self._append(_Piece(arrays, row, begin, t + is_end), first)
+                self._append(row, arrays, slice(begin, t + is_end), first)
                 if is_end:
-                    yield from self._finished(row, bool(steps.terminated[t, row]))
+                    yield from self._finished(row, t, steps)
                 else:
                     self.break_off(row)  # nothing is open behind an end: an episode that is open has failed
                 begin = t + 1
-            self._append(_Piece(arrays, row, begin, length), first)
-            newest = self._pieces[row][-PIECES:]
-            if len(newest) == PIECES and not any(one.is_own for one in newest):
-                self._pieces[row][-PIECES:] = [_together(newest)]
+            self._append(row, arrays, slice(begin, length), first)
+            pieces = self._pieces[row]
+            if len(pieces) >= PIECES and len(pieces[-PIECES]["reward"]) <= length:  # those that are joined stay
+                pieces[-PIECES:] = [_joined(pieces[-PIECES:], pieces[0])]
 
     def break_off(self, row: int) -> None:
         """Drop the open episode of a row; its further steps have no beginning."""
@@ -133,27 +102,34 @@ class EpisodeAssembler:
         for row in range(len(self._pieces)):
             self.break_off(row)
 
-    def _append(self, piece: _Piece, first: BoolArray) -> None:
-        steps = piece.end - piece.begin
+    def _append(self, row: int, arrays: Mapping[str, Array], part: slice, first: BoolArray) -> None:
+        """Append a part of the rows [R, T, *] to the open episode of a row, or open one."""
+        steps = part.stop - part.start
         if steps <= 0:
             return
-        row = piece.row
-        if self._pieces[row] or first[piece.begin, row]:
-            self._pieces[row].append(piece)
-            self.open_steps[row] += steps
-        else:
+        if not (self._pieces[row] or first[part.start, row]):
             self.dropped_steps += steps
+            return
+        if steps == len(first) - 1:  # most are whole, and a slice costs a third of a small copy
+            piece = {name: array[row].copy() for name, array in arrays.items()}
+        else:
+            piece = {name: array[row, part].copy() for name, array in arrays.items()}
+        self._pieces[row].append(piece)
+        self.open_steps[row] += steps
 
-    def _finished(self, row: int, terminated: bool) -> Iterator[Episode]:
+    def _finished(self, row: int, t: int, steps: Steps) -> Iterator[Episode]:
+        """Yield the open episode of a row, which ends with step t, if there is one."""
         pieces = self._pieces[row]
         self._pieces[row], self.open_steps[row] = [], 0
         if not pieces:
             return
-        whole: dict[str, dict[str, Any]] = {"obs": {}, "info": {}, "": {}}
-        for name in pieces[0].arrays:
-            kind, dot, key = name.partition(".")
-            more = kind == "obs"
-            parts = [*(one.of(name) for one in pieces[:-1]), pieces[-1].of(name, more)]
-            whole[kind if dot else ""][key if dot else name] = np.concatenate(parts)
-        of_steps = whole[""]
-        yield Episode(whole["obs"], of_steps["action"], of_steps["reward"], terminated, whole["info"])
+        last = {f"obs.{key}": array[t + 1 : t + 2, row] for key, array in steps.obs.items()}
+        whole = _joined([*pieces, last], pieces[0])
+        obs = {key: whole[f"obs.{key}"] for key in steps.obs}
+        infos = {key: whole[f"info.{key}"] for key in steps.infos}
+        yield Episode(obs, whole["action"], whole["reward"], bool(steps.terminated[t, row]), infos)
+
+
+def _joined(pieces: Sequence[_Piece], names: Iterable[str]) -> _Piece:
+    """Return all steps as one piece; a piece without a name adds nothing to it."""
+    return {name: np.concatenate([one[name] for one in pieces if name in one]) for name in names}

@@ -230,16 +230,11 @@ class OutputWriter:
         self._say(f"{what.removeprefix('--output: ')}: episodes are dropped until it can be written again")
 
     def _keep_within_memory(self) -> None:
-        """Release shared arrays, then drop the longest open episodes, until all fit into memory."""
-        groups = list(self._groups.values())
-        if sum(group.held_bytes for group in groups) <= self._most_bytes:
-            return
-        for group in groups:
-            group.assembler.compact()
-        while sum(group.held_bytes for group in groups) > self._most_bytes:
-            longest = max(groups, key=lambda group: max(group.assembler.open_steps))
-            open_steps = longest.assembler.open_steps
-            longest.assembler.break_off(open_steps.index(max(open_steps)))
+        """Drop the longest open episodes until all fit into memory."""
+        assemblers = [group.assembler for group in self._groups.values()]
+        while sum(one.held_bytes for one in assemblers) > self._most_bytes:
+            longest = max(assemblers, key=lambda one: max(one.open_steps))
+            longest.break_off(longest.open_steps.index(max(longest.open_steps)))
             self._say("episodes that have no end yet do not fit into --output_memory_mb: the longest are dropped")
 
     def _say(self, line: str) -> None:
@@ -287,7 +282,3 @@ class OutputWriter:
 class _Group:
     assembler: EpisodeAssembler
     entry: SlotEntry
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(self.assembler.open_steps) * self.assembler.step_bytes + self.assembler.shared_bytes

@@ -88,7 +88,7 @@ def _play(
                     returns.append(episode.returns(1.0))
                 if writer.steps >= config.steps:
                     break
-                if sum(assembler.open_steps) * assembler.step_bytes > most_bytes:
+                if assembler.held_bytes > most_bytes:
                     raise ResourceError(
                         f"episodes without an end fill half of the free memory after {max(assembler.open_steps)} steps:"
                         " a gymnasium.wrappers.TimeLimit in the environment ends them, fewer --num_envs need less"
