@@ -14,6 +14,6 @@ def test_the_report_says_what_differs() -> None:
     assert comparison(policies, given) == [
         "policy 1 (gamma=0.95) against policy 0 (gamma=0.9): return +10.00, 95 % interval [+7.73, +12.27] over their "
         "last 3 and 3 episodes",
-        "policy 2 (gamma=0.99) against policy 0 (gamma=0.9): return +0.33, 95 % interval [-1.71, +2.38] over their "
+        "policy 2 (gamma=0.99) against policy 0 (gamma=0.9): return +0.33, 95 % interval [-1.72, +2.38] over their "
         "last 3 and 3 episodes: no difference that these episodes show",
     ]
