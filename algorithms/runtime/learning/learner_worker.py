@@ -265,8 +265,9 @@ class LearnerWorker:
             if raised := take_raised():
                 yield WorkerReport(str(self.address), {}, raised)
             yield (report := self._report())
-            if batch is not None:
-                self._heed(int(report.metrics.get(f"train/{SKIPPED_IN_A_ROW}", 0)), batch)
+            skipped = report.metrics.get(f"train/{SKIPPED_IN_A_ROW}")  # None: no update since the last report
+            if batch is not None and skipped is not None:
+                self._heed(int(skipped), batch)
 
     def _next(self, *, enter: bool) -> Generator[Message, None, Batch | None]:
         """Fill the batch; return a full one. With `enter`, inserted steps are counted, see `_released`."""

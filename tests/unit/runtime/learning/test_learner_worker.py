@@ -500,6 +500,18 @@ class TestRollback:
         assert load_file(incident / "batch.safetensors")["reward"].tolist() == [[np.inf] * ROWS] * ROLLOUT
         assert load_file(incident / "model.safetensors")["bias"].tolist() == [0.0]
 
+    def test_a_report_without_figures_is_no_sign_of_a_good_update(
+        self, training: Training, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        figures = training.learner.metrics  # which an algorithm of many small steps does not have for every report
+        for number in range(1, 9):
+            monkeypatch.setattr(training.learner, "metrics", figures if number % 2 else dict)
+            self.train(training, np.inf)
+        assert training.report().metrics["train/rollbacks"] == 3
+        monkeypatch.setattr(training.learner, "metrics", figures)
+        with pytest.raises(NumericsError, match="4 updates in a row were not finite, also after 3 rollbacks"):
+            self.train(training, np.inf)
+
     def test_a_full_disk_does_not_hide_why_the_run_ends(self, training: Training) -> None:
         for _ in range(7):
             self.train(training, np.inf)
