@@ -93,13 +93,17 @@ class APPO(ActorCriticAlgorithm):
         return APPOLearner
 
     def new_learner(self, context: Context, flat: FlatModule, device: Device) -> Learner:
-        """Return a learner with the fastest suitable update: captured, numpy or plain torch."""
+        """Return a learner with the fastest suitable update: captured, numpy or plain torch.
+
+        A graph would freeze what a subclass counts or decides in Python, so only the learner itself is captured.
+        """
+        from appo.algorithms.appo.learner import APPOLearner
         from appo.algorithms.appo.numpy_learner import numpy_update
         from appo.algorithms.parts.captured_update import CapturedUpdate
 
         def make_quick(learner: APPOLearner) -> CapturedUpdate | NumpyUpdate | None:
-            if context.buffered and not learner.ranks:  # a graph that is replayed cannot wait for other processes
-                return CapturedUpdate(learner.update, device)
+            if context.buffered and type(learner) is APPOLearner and not learner.ranks:
+                return CapturedUpdate(learner.update, device)  # which, replayed, could not wait for other processes
             return None if context.verify else numpy_update(learner)
 
         return self.learner_class()(flat, context).accelerate(make_quick)
