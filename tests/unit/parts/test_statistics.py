@@ -196,6 +196,18 @@ def test_images_are_normalized_pixel_by_pixel_when_asked() -> None:
     assert torch.allclose(scaling(x), (x - scaling.mean) * scaling.inv_std, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-3, 0.05, 0.3])
+def test_numbers_in_three_dimensions_need_not_be_pixels(size: float) -> None:
+    spec = env_spec_of(prices=ObservationSpec((4, 5, 1), "float32"))
+    statistics = RunningStatistics(model_of(spec), normalize_returns=True)
+    batch = batch_of(statistics.model, spec)
+    noise = torch.randn(batch.obs["prices"].shape, generator=torch.Generator().manual_seed(1))
+    batch = replace(batch, obs={"prices": size * noise})
+    statistics.update(batch, targets_of(batch, 0.0))
+    scaled = statistics.model.scaling_of("prices")(batch.obs["prices"][:-1].flatten(0, 1))
+    assert float(scaled.std()) == pytest.approx(1.0, abs=0.15)
+
+
 @pytest.mark.parametrize(("steps", "columns"), [(128, 8), (32, 32), (32, 6), (20, 1), (1, 9)])
 def test_images_of_every_column_are_seen(steps: int, columns: int) -> None:
     statistics = RunningStatistics(model_of(SPEC, normalize_images=True), normalize_returns=False)
