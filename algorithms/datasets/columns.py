@@ -49,14 +49,20 @@ class ShuffledReader:
     """Reads batches of units in an order decided by the number of the epoch.
 
     `window_steps` steps of whole episodes are held in memory and shuffled (0: all); a unit has `unit_rows` rows of a
-    stream.
+    stream. A step counts as the frames of `spec`, of the dataset or of the environment; None: that of the dataset.
     """
 
     def __init__(
-        self, dataset: Dataset, window_steps: int, unit_rows: int, gather: Gather, needs: Needs = NOTHING
+        self,
+        dataset: Dataset,
+        window_steps: int,
+        unit_rows: int,
+        gather: Gather,
+        needs: Needs = NOTHING,
+        spec: EnvSpec | None = None,
     ) -> None:
         self.dataset, self.window_steps, self.unit_rows, self.gather = dataset, window_steps, unit_rows, gather
-        self.needs = needs
+        self.needs, self.spec = needs, spec or dataset.spec
         self._plan: tuple[int, list[Array]] | None = None
         self._held: tuple[bytes, Stream] | None = None
         self._order: tuple[tuple[int, int], Array, Array] | None = None
@@ -103,7 +109,7 @@ class ShuffledReader:
         if self._held is None or self._held[0] != key:
             self._held = None  # before the next one is read
             content = [self.dataset[index] for index in episodes.tolist()]
-            stream = stream_of(content, self.dataset.spec, self.unit_rows, self.needs.recorded)
+            stream = stream_of(content, self.spec, self.unit_rows, self.needs.recorded)
             scale_rewards(stream["reward"], self.needs.reward_scale, self.needs.reward_clip)
             self._held = key, stream
         return self._held[1]

@@ -49,7 +49,7 @@ def datasets_of(flags: InputConfig, spec: EnvSpec) -> list[tuple[Dataset, float]
 def reader_of(flags: InputConfig, spec: EnvSpec, unit_rows: int, gather: Gather, needs: Needs = NOTHING) -> Read:
     """Return a function that reads batches from the datasets of `--input` by share."""
     readers = [
-        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, needs), share)
+        (ShuffledReader(dataset, flags.shuffle_buffer_size, unit_rows, gather, needs, spec), share)
         for dataset, share in datasets_of(flags, spec)
     ]
     if len(readers) == 1:
