@@ -19,7 +19,7 @@ from appo.algorithms.runtime.best_checkpoint import load_best
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.checkpointing import resume
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, StateLayout, Table
 from appo.algorithms.runtime.memory.plain_state import COUNTERS, OF_MAIN, read_plain
 from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.runtime.messages import KEY as TRAITS
@@ -37,6 +37,7 @@ COST_FLAGS = (
     *(*FLAGS_BY_PART["env"], *FLAGS_BY_PART["model"], "precision"),
     *("num_envs_per_worker", "worker_num_splits"),  # which no group that is tried exceeds
     *("rollout", "recurrence", "batch_size", "microbatch_size", "ppo_epochs", "learner_main_loop_num_cores"),
+    *("updates_per_step", "replay_ratio"),
 )
 """Flags that the measured costs depend on."""
 
@@ -167,20 +168,21 @@ def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelD
         ((block, model),) = new
         return _take_over(config, source, loaded, block, model)
     for block, model in new:
-        layout, state = model.layout, _decoded(named, loaded, model)
-        vectors = {
-            name: vector if layout.vectors[name].inherited else np.zeros_like(vector)
-            for name, vector in state.vectors.items()
-        }
-        block.write(LearnerState(vectors, {**dict.fromkeys(COUNTERS, 0), **layout.numbers}))
+        every = model.layout.vectors
+        inherited = StateLayout({name: vector for name, vector in every.items() if vector.inherited}, {})
+        taken = _decoded(named, loaded, model.table, inherited, whole=False).vectors  # by whichever algorithm
+        vectors = {name: taken.get(name, np.zeros(vector.shape, vector.dtype)) for name, vector in every.items()}
+        block.write(LearnerState(vectors, {**dict.fromkeys(COUNTERS, 0), **model.layout.numbers}))
     log.info("starting from the weights of %s", loaded.found.path)
     return {}
 
 
-def _decoded(named: str, loaded: checkpoint_files.Loaded, model: ModelDescription) -> LearnerState:
+def _decoded(
+    named: str, loaded: checkpoint_files.Loaded, table: Table, layout: StateLayout, *, whole: bool
+) -> LearnerState:
     try:
-        return decode(loaded.files, model.table, model.layout)[0]
-    except UsageError as error:
+        return decode(loaded.files, table, layout, whole=whole)[0]
+    except (UsageError, CheckpointError) as error:  # the file is undamaged: another algorithm has other vectors
         raise UsageError(f"--init_from={shown(named)}: {error}") from None
 
 
@@ -188,7 +190,7 @@ def _take_over(
     config: Config, source: WeightSource, loaded: checkpoint_files.Loaded, block: StateBlock, model: ModelDescription
 ) -> dict[str, Any]:
     """Fill the block with the whole checkpoint, like a start of the checkpoint's own run; return the plain state."""
-    state = _decoded(config.run.init_from, loaded, model)
+    state = _decoded(config.run.init_from, loaded, model.table, model.layout, whole=True)
     changed = _replaced_by(changed_flags(saved_flags(source.run.path), config.to_flat()))
     meta = {name: value for name, value in state.meta.items() if name not in (TRAITS, BEST)}
     plain = {name: value for name, value in meta.items() if name not in OF_MAIN}

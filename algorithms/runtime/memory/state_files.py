@@ -36,7 +36,7 @@ def encode(state: LearnerState, table: Table) -> dict[str, bytes]:
 
 
 def decode(
-    files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None
+    files: dict[str, bytes], table: Table | None = None, layout: StateLayout | None = None, *, whole: bool = True
 ) -> tuple[LearnerState, Table]:
     """Decode the files of a checkpoint, as written by `encode`; return the state and the table of its weights.
 
@@ -44,6 +44,7 @@ def decode(
         files: contents of a verified checkpoint. Verified files may be by any author.
         table: expected table; None accepts any, in alphabetical order.
         layout: expected layout; None: only the weights are read.
+        whole: whether vectors outside of the layout are refused.
 
     Raises:
         UsageError: weights of another model, or vectors of another algorithm.
@@ -54,7 +55,7 @@ def decode(
         table = [(name, tuple(value.shape)) for name, value in sorted(weights.items())]
     vectors = {WEIGHTS: _joined(weights, "", table)}
     named_so = table
-    others = _arrays(files, "optimizer.safetensors", lambda found: _check_others(found, named_so, layout))
+    others = _arrays(files, "optimizer.safetensors", lambda found: _check_others(found, named_so, layout, whole))
     if layout is not None:
         for name, declared in layout.vectors.items():
             if name != WEIGHTS:
@@ -84,8 +85,8 @@ def _check_weights(described: Described, table: Table | None) -> None:
         raise UsageError(f"the checkpoint belongs to another model; {len(names)} weights differ, first {first}")
 
 
-def _check_others(described: Described, table: Table, layout: StateLayout | None) -> None:
-    """Refuse vectors unlike the layout, or missing in the layout; None accepts any."""
+def _check_others(described: Described, table: Table, layout: StateLayout | None, whole: bool) -> None:
+    """Refuse vectors unlike the layout and, of a whole state, missing in the layout; None accepts any."""
     if layout is None:
         return
     known: set[str] = set()
@@ -106,7 +107,7 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
         elif shape != declared.shape:
             found, expected = ("x".join(map(str, one)) for one in (shape, declared.shape))
             raise UsageError(f"the checkpoint belongs to another model; it has {found} {name}, expected {expected}")
-    _refuse_names(missing, sorted(described.keys() - known))
+    _refuse_names(missing, sorted(described.keys() - known) if whole else [])
 
 
 def _refuse_names(missing: list[str], unknown: list[str]) -> None:

@@ -28,7 +28,7 @@ from appo.algorithms.run.trust import marked
 from appo.algorithms.run.tuning.choice import Costs
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription, StateBlock, StateLayout, Vector
 from appo.algorithms.runtime.memory.state_files import encode
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, DirectoryInUse, ResourceError, UsageError
@@ -464,6 +464,30 @@ def test_the_weights_of_a_chosen_checkpoint_are_taken_and_of_no_other() -> None:
     (damaged / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"ckpt_000000000200"):
         begin_from(flags("--experiment=new", "--init_from=a:ckpt_200"), blocks_of(1), [MODEL])
+
+
+def test_weights_are_taken_from_a_learner_with_other_vectors() -> None:
+    state = state_at(100)
+    (theirs, ours), moments = ("ring", "advantages"), state.vectors
+    vectors = {name: moments[name] for name in ("weights", "statistics")} | {theirs: np.ones(4)}
+    files = encode(LearnerState(vectors, state.meta), MODEL.table)
+    place = started().run.run_directory / "checkpoint_p0"
+    checkpoint_files.save(place, checkpoint_files.checkpoint_name(100), files)
+    layout = adam_layout(6, 3)
+    model = replace(MODEL, layout=StateLayout({**layout.vectors, ours: Vector(2)}, layout.numbers))
+    block = StateBlock(Arena.create([*StateBlock.declare(0, model.layout.vectors)]), 0)
+    begin_from(flags("--experiment=new", "--init_from=a"), [block], [model])
+    taken = block.read()
+    assert taken is not None
+    assert taken.weights.tobytes() == state.weights.tobytes()
+    assert taken.vectors["statistics"].tolist() == [1.0, 2.0, 3.0]
+    assert [taken.vectors[name].tolist() for name in ("exp_avg", ours)] == [[0.0] * 6, [0.0] * 2]
+    with pytest.raises(UsageError, match=r"^--init_from=a: .* is missing"):
+        begin_from(
+            flags("--experiment=other", "--init_from=a", "--init_whole"),
+            [StateBlock(Arena.create([*StateBlock.declare(0, model.layout.vectors)]), 0)],
+            [model],
+        )
 
 
 def test_a_whole_checkpoint_is_gone_on_from() -> None:
