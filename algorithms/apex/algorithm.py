@@ -45,7 +45,7 @@ class APEX(ReplayAlgorithm):
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
         """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, presets.IMAGES)
+        return presets.PRESETS.get(name, presets.NUMBERS)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment."""

@@ -64,18 +64,19 @@ ATARI: Preset = {
     "normalize_images": False,
 }
 
-PRESETS: dict[str, Preset] = {
-    "toy": {"use_rnn": False},
-    "CartPole": CARTPOLE,
-    "Acrobot": {**CARTPOLE, "train_for_env_steps": 100_000},
-    "LunarLander": LUNAR_LANDER,
-    "atari": ATARI,
-}
-"""Name of a preset -> flags of learning. Other known environments use `IMAGES`."""
-
 NUMBERS: Preset = {name: CARTPOLE[name] for name in ("use_rnn", "batch_size", "learning_rate", "learning_starts")} | {
     "rollout": 16,
     "replay_capacity": 200_000,
     "target_update_interval": 500,
 }
 IMAGES: Preset = {"use_rnn": False, "learning_starts": 10_000, "replay_capacity": 200_000}
+
+PRESETS: dict[str, Preset] = {
+    "toy": {"use_rnn": False},
+    "CartPole": CARTPOLE,
+    "Acrobot": {**CARTPOLE, "train_for_env_steps": 100_000},
+    "LunarLander": LUNAR_LANDER,
+    "atari": ATARI,
+    "vizdoom": IMAGES,
+}
+"""Name of a preset -> flags of learning. Other known environments use `NUMBERS`."""
