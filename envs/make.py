@@ -112,7 +112,7 @@ def make_group(
     except MadeVector:  # a function says what it makes by making it
         _require_able(config, target)
         return _native_group(config, target, num_envs, spec, on_failure)
-    return _counting_frames(group, config, target)
+    return counting_frames(group, config)
 
 
 def _native_group(
@@ -120,11 +120,12 @@ def _native_group(
 ) -> GroupEnv:
     make = functools.partial(_make_vector, config, target, num_envs)
     group = GymVector(make, name=config.env, spec=spec, form=ActionForm.of(config), on_failure=on_failure)
-    return _counting_frames(group, config, target)
+    return counting_frames(group, config)
 
 
-def _counting_frames(group: GroupEnv, config: EnvConfig, target: Registration | Factory) -> GroupEnv:
+def counting_frames(group: GroupEnv, config: EnvConfig) -> GroupEnv:
     """Let a step count as the frames of `--env_frameskip`, if the constructor skips them and nothing else counts."""
+    target = _resolve(config.env)
     if config.env_frameskip is not None and _adapter(target) is None and group.spec.frames_per_step == 1:
         taken = _constructor_arguments(config, target, vector=isinstance(group, GymVector))
         if taken.keys() & set(CONSTRUCTOR_FLAGS["env_frameskip"]):
@@ -267,10 +268,10 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
     if repeats and "max_episode_steps" in taken:
         taken["max_episode_steps"] *= repeats  # --horizon counts what the agent does, the environment every repetition
     if isinstance(target, Registration):
-        env: Any = make_registered(target, **arguments, **taken)
+        env: Any = make_registered(target, **(arguments | taken))
     else:
         ids, scaled = config.agent_id == "auto", config.action_scaling == "auto" or bool(config.continuous_as_bins)
-        env = pettingzoo.as_gymnasium(target(**arguments, **taken), config.env, ids=ids, scaled=scaled)
+        env = pettingzoo.as_gymnasium(target(**(arguments | taken)), config.env, ids=ids, scaled=scaled)
     if isinstance(env, VectorEnv):
         env.close()
         raise MadeVector(
@@ -286,7 +287,7 @@ def _make_plain(config: EnvConfig, target: Registration | Factory, arguments: di
         _check_repeats(config, taken)
     elif repeats:
         env = RepeatAction(env, repeats)
-    if config.horizon is not None and "max_episode_steps" not in taken:
+    if config.horizon is not None and (repeats or "max_episode_steps" not in taken):  # a mask may end a repetition
         env = TimeLimit(env, config.horizon)
     stacks = not several and not taken.keys() & set(CONSTRUCTOR_FLAGS["env_framestack"])
     return stack_frames(env, config.env_framestack) if stacks and config.env_framestack is not None else env

@@ -37,6 +37,8 @@ DISCOUNTS = {
 
 FIRST_VERSIONS = {"include_cfrc_ext_in_observation": 5}
 """Argument of environments in presets -> first version of the environments that takes the argument."""
+NAMES_IN_ENVPOOL = {"include_cfrc_ext_in_observation": "use_contact_force"}
+"""Argument of environments in presets -> the same argument of envpool's environments of every version."""
 
 WITHOUT_MODULE: dict[str, FamilyPreset] = {
     "toy": FamilyPreset(r"toy/"),  # for tests, which count on what every flag is by default
@@ -104,7 +106,10 @@ def for_version(preset: Preset, env_id: str) -> Preset:
     arguments = preset.get("env_kwargs")
     if version is None or not isinstance(arguments, dict):
         return preset
-    taken = {name: x for name, x in arguments.items() if FIRST_VERSIONS.get(name, 0) <= int(version[1])}
+    if re.match(r"envpool[:/]", unnumbered(env_id)):
+        taken = {NAMES_IN_ENVPOOL.get(name, name): x for name, x in arguments.items()}
+    else:
+        taken = {name: x for name, x in arguments.items() if FIRST_VERSIONS.get(name, 0) <= int(version[1])}
     others = {name: x for name, x in preset.items() if name != "env_kwargs"}
     return {**others, "env_kwargs": taken} if taken else others
 

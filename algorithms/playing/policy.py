@@ -290,11 +290,14 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         note_frames(given[0], config.env_framestack)
         given = (given[0], given[1] if config.clip_actions else unbounded(given[1]))
         return given, spec_of(*given, form=ActionForm.of(config))
-    if is_vector_only(config):
-        vector = make_first(config)
-        assert isinstance(vector, GymVector)
-        vector.close()
-        return vector.single_spaces, vector.spec
-    with contextlib.closing(EnvSet([lambda: make_single(config)], config.env, RAISE)) as envs:
-        assert envs.spaces is not None
-        return envs.spaces, envs.spec(form=ActionForm.of(config))
+    if not is_vector_only(config):
+        try:
+            with contextlib.closing(EnvSet([lambda: make_single(config)], config.env, RAISE)) as envs:
+                assert envs.spaces is not None
+                return envs.spaces, envs.spec(form=ActionForm.of(config))
+        except UsageError:
+            if not config.env_kwargs:  # of which the vector may know more
+                raise
+    with contextlib.closing(make_first(config)) as group:
+        assert isinstance(group, GymVector)
+        return group.single_spaces, group.spec

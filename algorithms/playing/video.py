@@ -20,7 +20,7 @@ from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import reraise
 from appo.envs.loop.env_set import SingleEnv
-from appo.envs.make import is_vector_only, make_single
+from appo.envs.make import counting_frames, is_vector_only, make_single
 from appo.envs.spaces import ActionForm
 from appo.envs.spec import Array
 from appo.envs.wrappers.making import DEFAULT_FRAMES_PER_SECOND, natural_steps_per_second
@@ -164,7 +164,8 @@ class Recorder:
         self.name = config.env
         self.video = VideoFile(path)
         self._env = make_drawn(config)
-        self.group = loop_over([lambda: self._env], name=config.env, form=ActionForm.of(config))
+        alone = loop_over([lambda: self._env], name=config.env, form=ActionForm.of(config))
+        self.group = counting_frames(alone, config)
         self.video.pictures_per_second = steps_per_second or natural_steps_per_second(self._env)
         self._last: Array | None = None
 

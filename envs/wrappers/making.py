@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as Registration
-from gymnasium.wrappers import FrameStackObservation, TransformObservation
+from gymnasium.wrappers import FrameStackObservation, TimeLimit, TransformObservation
 
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import require_info
@@ -107,6 +107,8 @@ def make_with_flags(
     env = adapt(make_registered(registration, **arguments))
     if config.env_frameskip is not None:
         env = RepeatAction(env, config.env_frameskip)
+        if config.horizon is not None:  # a mask may end a repetition early
+            env = TimeLimit(env, config.horizon)
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)
 
 

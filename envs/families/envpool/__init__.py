@@ -89,4 +89,4 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     """
     from appo.envs.families.envpool.pool import PoolEnv
 
-    return PoolEnv(**registration.kwargs, **arguments, **vector_arguments(config, registration))
+    return PoolEnv(**(registration.kwargs | arguments | vector_arguments(config, registration)))

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from appo.envs.families.envpool.tasks import FRAMES_PER_SECOND, counts_frames, task_modules
+from appo.envs.infos import LIVES_KEY
 from appo.envs.spec import MASK_KEY
 from appo.envs.wrappers.joined import join_rows, joined_space
 from appo.utils.errors import UsageError
@@ -18,7 +19,7 @@ NUM_SEEDS = 1 << 30  # the seed of an environment is the sum of the pool's seed 
 
 
 class PoolVector(VectorEnv[Any, Any, Any]):
-    """A pool whose environments are all stepped together. Of all infos only an action mask is passed on.
+    """A pool whose environments are all stepped together. Of all infos an action mask and lives are passed on.
 
     Attributes:
         frames_per_step: frame skip of games with a count of frames; 1 for others.
@@ -115,7 +116,7 @@ class PoolEnv(gymnasium.Env[Any, Any]):
 
 
 def _told(infos: dict[str, Any]) -> dict[str, Any]:
-    return {MASK_KEY: infos[MASK_KEY]} if MASK_KEY in infos else {}
+    return {key: infos[key] for key in (MASK_KEY, LIVES_KEY) if key in infos}
 
 
 def _first(batch: Any) -> Any:

@@ -64,7 +64,7 @@ class DoomObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if truncated:
             terminated = bool(self.unwrapped.game.is_player_dead())  # type: ignore[attr-defined]
-        if not (terminated or truncated):
+        if self.unwrapped.state is not None:  # type: ignore[attr-defined] # None once the engine's game is over
             self._last = self._shown(observation)
         return self._last, float(reward), terminated, truncated and not terminated, info
 

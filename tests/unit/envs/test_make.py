@@ -294,6 +294,17 @@ def test_frames_of_the_flag_are_env_steps_whoever_skips_them(name: str) -> None:
         assert frames(env_kwargs=long | {"reports": 3}, env_frameskip=4) == [3, 3]
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", f"{__name__}:Skipping"])
+def test_a_flag_replaces_the_same_argument_of_the_constructor(env: str) -> None:
+    flags: dict[str, Any] = {"env_kwargs": {"max_episode_steps": 200}, "horizon": 3}
+    if env != "CartPole-v1":
+        flags = {"env_kwargs": {"length": 50, "frame_skip": 3}, "env_frameskip": 2, "horizon": 3}
+    single = make_single(EnvConfig(env=env, **flags))
+    single.reset(seed=1)
+    assert [single.step(0)[3] for _ in range(3)] == [False, False, True]
+    assert getattr(single.unwrapped, "frame_skip", 2) == 2
+
+
 def test_a_constructor_that_raises() -> None:
     with pytest.raises(EnvironmentFailure, match=r"user_envs\.good:Quitter raised SystemExit: leaving"):
         make_group(EnvConfig(env="user_envs.good:Quitter"), 2)
@@ -411,7 +422,7 @@ class Skipping(Limited):
 
     def __init__(self, length: int = 3, frame_skip: int = 1, reports: int = 0) -> None:
         super().__init__(length)
-        self.reports = reports
+        self.frame_skip, self.reports = frame_skip, reports
 
     def step(self, action: int) -> Any:
         return *super().step(action)[:4], {"num_frames": self.reports} if self.reports else {}

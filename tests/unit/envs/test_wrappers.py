@@ -160,6 +160,20 @@ def test_no_action_is_repeated_that_a_mask_forbids(
     assert [observation["count"].item() for observation, *_ in taken] == np.cumsum(frames).tolist()
 
 
+class Forbidding(Masked):
+    def __init__(self) -> None:
+        super().__init__(
+            spaces.Discrete(5), {step: np.array([0, 0, 1, 1, 1], np.int8) for step in range(99)}, in_info=True
+        )
+
+
+def test_a_horizon_counts_actions_though_a_mask_ends_repetitions() -> None:
+    env = make_single(EnvConfig(env=f"{__name__}:Forbidding", env_frameskip=4, horizon=3))
+    for action in (1, 3):  # one frame, and four
+        env.reset()
+        assert [env.step(action)[3] for _ in range(3)] == [False, False, True]
+
+
 # --- several observations at once
 
 

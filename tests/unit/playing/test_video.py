@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -210,6 +211,17 @@ def test_pictures_that_are_drawn_into_one_buffer_are_kept(tmp_path: Path, monkey
 
     film(tmp_path / "z.gif", [False, False, True], monkeypatch, drawn())
     assert [round(float(frame.mean())) for frame in pictures_of(tmp_path / "z.gif")] == [0, 100, 100]
+
+
+class Skipping(Drawn):
+    def __init__(self, render_mode: str | None = None, frame_skip: int = 1) -> None:
+        super().__init__(render_mode)
+
+
+def test_a_filmed_step_counts_as_many_env_steps_as_any_other(tmp_path: Path) -> None:
+    recorder = Recorder(replace(named(Skipping), env_frameskip=8), tmp_path / "x.gif", 0.0)
+    assert recorder.group.spec.frames_per_step == 8
+    recorder.group.close()
 
 
 @pytest.mark.parametrize(

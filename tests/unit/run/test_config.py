@@ -633,6 +633,10 @@ def test_sample_efficient_presets_bring_the_budget_of_the_published_return(algo:
     assert presets["Reacher"]["gamma"] == 0.9
     assert presets["Ant"]["env_kwargs"] == {"include_cfrc_ext_in_observation": False}
     assert presets["MiniGrid-DoorKey-5x5"]["exploration_loss_coeff"] == 0.0
+    for env in ("envpool:Ant-v3", "envpool:Ant-v5"):
+        preset = find_preset(env, "cpu", find_algorithm("PPO"), "sample_efficient")
+        assert preset is not None
+        assert preset["env_kwargs"] == {"use_contact_force": False}
     for env, mixing in {"ALE/Breakout-v5": 0.7, "PongNoFrameskip-v4": 0.85, "envpool:Qbert-v5": 0.95}.items():
         known = find_preset(env, "cpu", find_algorithm(algo), "sample_efficient") or {}
         assert (known["episodic_life"], known["vtrace_lambda" if algo == "APPO" else "gae_lambda"]) == (True, mixing)

@@ -11,7 +11,7 @@ from appo.algorithms.playing.video import natural_steps_per_second
 from appo.envs.config import EnvConfig
 from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
-from appo.envs.spec import GroupEnv, ObservationSpec
+from appo.envs.spec import GroupEnv, ObservationSpec, step_row
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
@@ -63,6 +63,22 @@ def test_an_end_is_followed_by_a_step_that_only_resets(env: str, flags: dict[str
         assert np.flatnonzero(pool.truncated[:, 0])[:2].tolist() == [11, 24]
     else:
         assert pool.terminated.sum() == pool.done.sum() > 4
+
+
+@pytest.mark.parametrize("by", ["native", "python"])
+def test_games_tell_the_lives_that_are_left(by: str) -> None:
+    group = group_of("envpool:Breakout-v5", by, num_envs=1, env_kwargs={"use_fire_reset": True})
+    lives = list[int]()
+    row = replace(step_row(group.spec, 1), lives=np.zeros(1, np.int32))
+    group.reset([5], row.obs)
+    for _ in range(60):
+        group.step(np.full((1, 1), 2, np.int32), row)
+        assert row.lives is not None
+        lives += row.lives.tolist()
+    group.close()
+    assert lives[0] == 5
+    assert lives[-1] < 5
+    assert lives == sorted(lives, reverse=True)
 
 
 def test_a_seed_repeats_the_games_and_another_one_does_not() -> None:

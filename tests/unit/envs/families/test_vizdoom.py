@@ -168,7 +168,9 @@ def test_a_timeout_truncates_and_shows_the_last_real_frame() -> None:
 def test_a_horizon_truncates() -> None:
     env = made(horizon=5)
     env.reset(seed=1)
-    assert [env.step(0)[2:4] for _ in range(5)] == [(False, False)] * 4 + [(False, True)]
+    *taken, before, last = [env.step(2) for _ in range(5)]
+    assert [step[2:4] for step in (*taken, before, last)] == [(False, False)] * 4 + [(False, True)]
+    assert not np.array_equal(last[0]["obs"], before[0]["obs"])  # the game goes on, and is shown
     env.close()
 
 
