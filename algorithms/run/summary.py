@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.runtime.config import ENDLESS
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
@@ -71,6 +70,7 @@ def summary(directory: Path) -> RunSummary | None:
     if state in LIVING_STATES and not _is_locked(folder.lock):
         state = "crashed"  # it is not alive to say that it has ended
     last_return = max(_last_returns(status, last), default=None)
+    share = number_of(status.get("share"))
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),
@@ -78,7 +78,7 @@ def summary(directory: Path) -> RunSummary | None:
         state=state,
         reason=_text(status.get("reason")) or "",
         env_steps=env_steps,
-        share=_share(config, status, env_steps),
+        share=None if share is None else min(1.0, max(0.0, share)),
         seconds_left=number_of(status.get("seconds_left")) if state == "training" else None,
         best_return=_best_return(folder, last_return),
         last_return=last_return,
@@ -104,28 +104,6 @@ def _env_steps(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> 
     steps = [number for record in last if is_number(number := record.get("env_steps"))]
     known = [totals.get("env_steps") if isinstance(totals, dict) else None, sum(steps) if steps else None]
     return max((int(number) for number in known if is_number(number)), default=None)
-
-
-def _share(config: Mapping[str, Any], status: Mapping[str, Any], env_steps: int | None) -> float | None:
-    """Return the spent share of the budget, by the status or the flags; None: no limit."""
-    if config.get("sampler_only") or config.get("benchmark"):  # whose limits are not in the budget of the status
-        return number_of(status.get("share"))
-    named = (config.get(name) for name in ("policies_to_train", "frozen_policies"))
-    chosen, frozen = ({one for one in x if isinstance(one, int)} if isinstance(x, list) else set() for x in named)
-    policies = max(1, len(chosen - frozen) if chosen else (number_of(config.get("num_policies")) or 1) - len(frozen))
-    totals, budget = (value if isinstance(value := status.get(key), dict) else {} for key in ("totals", "budget"))
-    limits = {**budget, "env_steps": number_of(budget.get("env_steps")) or config.get("train_for_env_steps")}
-    used = {
-        "env_steps": (env_steps, policies),
-        "samples": (number_of(totals.get("samples")), policies),
-        "seconds": (number_of(status.get("seconds")), 1),
-    }
-    shares = (
-        min(1.0, number / (limit * times))  # stopping takes time, and the last batch is taken whole
-        for name, (number, times) in used.items()
-        if number is not None and (limit := number_of(limits.get(name))) and limit < ENDLESS[name]
-    )
-    return max(shares, default=None)
 
 
 def _last_returns(status: Mapping[str, Any], last: Sequence[Mapping[str, Any]]) -> list[float]:

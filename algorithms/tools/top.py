@@ -158,7 +158,8 @@ def _overview(status: Mapping[str, Any], records: Sequence[Mapping[str, Any]], f
         elapsed_seconds=number_of(status.get("elapsed_seconds")) or 0.0,
         seconds_left=number_of(status.get("seconds_left")),
         share=found.share if found else None,
-        env_steps=(found.env_steps if found else None) or 0,  # of the same moment as the share: a record may be newer
+        # Of the same moment as the share: a record may be newer.
+        env_steps=counts.get("env_steps") or (found.env_steps if found else None) or 0,
         samples=counts.get("samples", 0),
         discarded=counts.get("discarded", 0),
         restarts=counts.get("restarts", 0),

@@ -14,7 +14,10 @@ from appo.utils.directories import closing
 from appo.utils.run_folder import RunFolder, update_own, write_json_atomic
 
 STATUS_SECONDS = 2.0
-SHORT = ("state", "reason", "pid", "time", "totals", "return_mean", "budget", "seconds", "elapsed_seconds", "env_steps")
+SHORT = (
+    *("state", "reason", "pid", "time", "totals", "return_mean"),
+    *("budget", "seconds", "elapsed_seconds", "env_steps", "share"),
+)
 """Most important names, for a status that does not fit on the disk as a whole."""
 
 DURABLE_SECONDS = 3.0  # to write a lasting state to the disk

@@ -70,7 +70,8 @@ def listed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_everything_that_is_said_of_a_run(tmp_path: Path) -> None:
-    status = {"state": "finished", "reason": "enough", "totals": {"env_steps": 750}, "return_mean": [15.0]}
+    totals = {"env_steps": 750}
+    status = {"state": "finished", "reason": "enough", "share": 0.75, "totals": totals, "return_mean": [15.0]}
     directory = write_run(
         tmp_path / "a", config=flags(), status=status, metrics=reports(None, 20.0, 31.5, -4.0), active=NOW
     )
@@ -116,53 +117,26 @@ def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
     with open(directory / "metrics.jsonl", "a") as file:
         file.write('{"elapsed_seconds":9,"policy":0,"env_steps":900,"reward/mean":9')
     run = found(directory)
-    assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, 0.3, 1.5)
+    assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, None, 1.5)
 
 
-@pytest.mark.parametrize(
-    ("budget", "share"),
-    [
-        ({}, 0.25),  # what the flags say
-        ({"env_steps": 500, "samples": 2**62, "seconds": 1e10}, 0.5),  # of a benchmark
-        ({"env_steps": 1000, "samples": 80, "seconds": 600.0}, 0.75),
-        ({"env_steps": 1000, "samples": 2**62, "seconds": 150.0}, 0.8),
-        ({"env_steps": 1000, "samples": 2**62, "seconds": 119.0}, 1.0),
-    ],
-)
-def test_the_limit_that_comes_first_says_how_far_a_run_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: dict[str, float], share: float
-) -> None:
-    totals = {"env_steps": 250, "samples": 60}
-    status = {"state": "training", "totals": totals, "seconds": 120.0, "seconds_left": 30.4, "budget": budget}
+def test_the_status_says_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = {"state": "training", "totals": {"env_steps": 250}, "seconds_left": 30.4, "share": 0.25}
     directory = write_run(tmp_path / "a", config=flags(), status=status)
-    assert (found(directory).share, found(directory).seconds_left) == (share, None)  # crashed
+    assert (found(directory).share, found(directory).seconds_left) == (0.25, None)  # crashed
     with RunLock(directory / ".lock"):
-        assert (found(directory).share, found(directory).seconds_left) == (share, 30.4)
-        assert f"{share:.0%}  30 s" in listed(capsys, f"--train_dir={tmp_path}")
-
-
-def test_a_run_without_a_limit_is_at_no_share_of_it(tmp_path: Path) -> None:
-    status = {"state": "training", "totals": {"env_steps": 250}, "seconds": 120.0}
-    endless = {"env_steps": 10**10, "samples": 2**62, "seconds": 1e10, "episode_return": 475.0}
-    assert found(write_run(tmp_path / "a", config=flags(), status=status | {"budget": endless})).share is None
-
-
-@pytest.mark.parametrize("flag", ["sampler_only", "benchmark"])
-def test_the_status_has_the_share_of_limits_that_are_no_flags(tmp_path: Path, flag: str) -> None:
-    endless = {"env_steps": 10**10, "samples": 2**62, "seconds": 1e10}
-    status = {"state": "failed", "share": 0.9, "totals": {"env_steps": 250}, "budget": endless}
-    config = flags(num_policies=2, train_for_env_steps=10**10, **{flag: True})
-    assert found(write_run(tmp_path / "a", config=config, status=status)).share == 0.9
+        assert (found(directory).share, found(directory).seconds_left) == (0.25, 30.4)
+        assert "25%  30 s" in listed(capsys, f"--train_dir={tmp_path}")
+    for text, share in ({"share": None}, None), ({"share": "half"}, None), ({"share": 1e300}, 1.0):  # no limit, edited
+        (directory / "status.json").write_text(json.dumps(status | text))
+        assert found(directory).share == share
 
 
 def test_policies_are_taken_together(tmp_path: Path) -> None:
     both = [r for pair in zip(reports(1.0, 7.0, 3.0), reports(2.0, 5.0, 4.0, policy=1), strict=True) for r in pair]
     directory = write_run(tmp_path / "a", config=flags(num_policies=2), status={"state": "failed"}, metrics=both)
     run = found(directory)
-    assert (run.env_steps, run.share, run.best_return, run.last_return) == (600, 0.3, 7.0, 4.0)
-    one_learns = flags(num_policies=2, frozen_policies=[0])
-    directory = write_run(tmp_path / "b", config=one_learns, status={"state": "failed"}, metrics=both)
-    assert found(directory).share == 0.6
+    assert (run.env_steps, run.best_return, run.last_return) == (600, 7.0, 4.0)
     keep_best(directory, 6.0, policy=0)
     keep_best(directory, 6.5, policy=1)
     assert found(directory).best_return == 6.5
@@ -204,14 +178,15 @@ DAMAGED: dict[str, tuple[str, str]] = {
 }
 STRANGE: dict[str, dict[str, Any]] = {
     "numbers": {"state": 3, "reason": 4, "totals": 5},
-    "lists": {"state": ["finished"], "totals": [1], "return_mean": {}, "budget": [2], "seconds": {}},
+    "lists": {"state": ["finished"], "totals": [1], "return_mean": {}, "share": [2], "seconds": {}},
     "nothing": {},
     "infinite": {"state": "finished", "totals": {"env_steps": None}},
 }
 
 
 def test_broken_runs_hide_no_good_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "good", config=flags(), status={"state": "finished", "totals": {"env_steps": 1000}})
+    status = {"state": "finished", "share": 1.0, "totals": {"env_steps": 1000}}
+    write_run(tmp_path / "good", config=flags(), status=status)
     for name, (file, text) in DAMAGED.items():
         directory = write_run(tmp_path / name, config=flags(), status={"state": "finished"})
         (directory / file).write_bytes(text.encode(errors="surrogateescape"))
@@ -254,7 +229,7 @@ def test_the_last_active_run_comes_first(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_line_per_run_in_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = {"state": "finished", "totals": {"env_steps": 12345}}
+    status = {"state": "finished", "share": 0.25, "totals": {"env_steps": 12345}}
     group = tmp_path / "group"
     write_run(group / "first", config=flags(train_for_env_steps=50_000), status=status, metrics=reports(1.0, 475.25))
     write_run(group / "other", config=flags(env="Acrobot-v1"), active=NOW - 7200)

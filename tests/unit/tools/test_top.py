@@ -18,6 +18,7 @@ STATUS: dict[str, Any] = {
     "state": "training",
     "reason": "",
     "totals": {"env_steps": 600, "samples": 150, "restarts": 1},
+    "share": 0.6,
     "budget": {"env_steps": 1000},
     "time": 1.0,
 }
@@ -74,10 +75,10 @@ def test_a_run_of_an_older_version_is_shown_by_its_metrics(tmp_path: Path, capsy
 
 
 def test_steps_and_share_are_of_the_same_moment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    living(tmp_path, totals={"env_steps": 200})  # the records know of 300
+    living(tmp_path, totals={"env_steps": 200}, share=0.2)  # the records know of 300
     text = "\n".join(shown(capsys, tmp_path, "a"))
-    assert "30% of 1000 env steps" in text
-    assert "300 env steps" in text
+    assert "20% of 1000 env steps" in text
+    assert "200 env steps" in text
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", {"a": []}, [[]], [{"reward/mean": "1"}], 10**400, -1, True])
