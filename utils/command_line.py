@@ -137,6 +137,11 @@ def print_and_exit(text: str) -> NoReturn:
     raise SystemExit(0)
 
 
+def apart(*, as_json: bool) -> contextlib.AbstractContextManager[object]:
+    """Send what code of environments prints to stderr, if stdout is to hold nothing but JSON."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
 def say(text: str) -> None:
     """Print a line on stdout; once the reader has gone or the disk is full, all output is dropped.
 

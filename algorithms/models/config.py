@@ -115,7 +115,7 @@ class ModelConfig:
     layer_norm: bool = flag(
         False,
         "layer normalization between every linear layer or convolution of the encoder and its activation; in residual"
-        " nets of images after the fully connected layers alone",
+        " nets of images after the first convolution of every stage and the fully connected layers",
         fixed_on_resume=True,
         needs="activations",
     )

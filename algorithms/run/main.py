@@ -179,7 +179,6 @@ class Run:
         except Interrupted as interruption:
             run = self.config.run
             if self.begun:
-                leave_page(self.config, with_curve=False)
                 without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
                 log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             else:
@@ -188,10 +187,6 @@ class Run:
         except StopNow:
             log.info("ended without saving")
             return Interrupted.exit_code
-        except NothingTrained:
-            leave_page(self.config, with_curve=False)
-            raise
-        leave_page(self.config, with_curve=True)
         log.info("finished: %s; results are in %s", reason, self.directory)
         return 0
 
@@ -218,8 +213,11 @@ class Run:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             if not isinstance(error, DirectoryInUse):  # then the folder is another run's
                 self.status.write(state, str(error))
+            if self.begun and isinstance(error, Interrupted | NothingTrained):
+                self._leave_page(with_curve=False)
             raise
         self.status.write("finished", reason)
+        self._leave_page(with_curve=True)
         return reason
 
     def _start(self, stack: ExitStack) -> Runner:
@@ -312,6 +310,10 @@ class Run:
     def _is_further(self) -> bool:
         """Return whether the run is a rank other than 0, whose folder and end belong to rank 0."""
         return self.rank is not None and self.rank.number > 0
+
+    def _leave_page(self, *, with_curve: bool) -> None:
+        if not self._is_further:
+            leave_page(self.config, with_curve=with_curve)
 
     def _limits(self, budget: Budget) -> Budget:
         """Return the budget at which this start ends: that of env steps alone in a rank whose end rank 0 decides."""

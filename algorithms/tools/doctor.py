@@ -115,7 +115,7 @@ def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
 
 
 def findings(given: Mapping[str, object]) -> Iterator[Finding]:
-    """Yield findings one after the other; findings of an environment only if `env` is given."""
+    """Yield findings one after the other; those of an environment if flags of training are given."""
     yield from of_installation()
     yield from of_machine()
     folder = Path(tempfile.mkdtemp(prefix="appo-doctor-"))
@@ -123,8 +123,10 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
         with SignalWatch() as signals, Janitor() as janitor:
             inquire = partial(inquiry.Inquiry, log_path=folder / "probe.log", signals=signals, janitor=janitor)
             yield of_processes(janitor, inquire)
-            if given.get("env"):
-                config, _ = resolve({**given, "train_dir": str(folder), "experiment": "doctor"})
+            if not given:
+                return
+            config, _ = resolve({**given, "train_dir": str(folder), "experiment": "doctor"})
+            if config.env.env:
                 yield from of_environment(config, inquire, partial(examine, janitor=janitor, signals=signals))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

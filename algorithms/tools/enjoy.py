@@ -3,7 +3,6 @@
 import contextlib
 import secrets
 import statistics
-import sys
 from pathlib import Path
 
 from appo.algorithms.playing.config import EvaluationConfig
@@ -14,7 +13,7 @@ from appo.algorithms.playing.video import Recorder, VideoFile
 from appo.algorithms.runtime.callbacks import HookedEnvs, Hooks, find_callbacks
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
-from appo.utils.command_line import say
+from appo.utils.command_line import apart, say
 from appo.utils.system import machine
 from appo.utils.values import json_text
 
@@ -31,7 +30,7 @@ def enjoy(config: EvaluationConfig) -> int:
     run = find_run(config)
     machine.limit_threads(1)  # more threads do not help a batch of one row
     seed = config.seed if config.seed is not None else secrets.randbits(32)
-    with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
+    with apart(as_json=config.json):
         played = play_run(run, config, seed)
     say(_report(run, seed, *played, as_json=config.json))
     return 0

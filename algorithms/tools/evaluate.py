@@ -26,7 +26,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_alone
 from appo.envs.spec import GroupEnv
 from appo.utils import checkpoint_files
-from appo.utils.command_line import complain, say
+from appo.utils.command_line import apart, complain, say
 from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, ResourceError, UsageError
 from appo.utils.metrics import MetricsLog
 from appo.utils.run_folder import RunFolder, names_in_own, own_folder, remove_own
@@ -196,10 +196,11 @@ class Evaluator:
 
     def _evaluate(self, run: SavedRun, policy: int, mode: str) -> Evaluation:
         flags, begin = self._flags(policy, deterministic=MODES[mode]), time.monotonic()
-        envs = self._envs = self._envs or make_alone(self._env_config(run))
-        player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
-        acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
-        returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
+        with apart(as_json=flags.json):
+            envs = self._envs = self._envs or make_alone(self._env_config(run))
+            player, env_steps = load_player(run, envs.spec, flags, self.config.seed)
+            acts = cheapest(player, self.config.seed, deterministic=flags.deterministic)
+            returns = [episode.episode_return for episode in play(envs, acts, flags, self.config.seed)]
         seconds = time.monotonic() - begin
         spread = (statistics.fmean(returns), statistics.pstdev(returns)) if returns else (math.nan, math.nan)
         return Evaluation(policy, env_steps, mode, len(returns), *spread, *bootstrap_interval(returns), seconds)
@@ -297,7 +298,7 @@ class Filming:
         path = self.folder / f"{name}.mp4"
         filmed = replace(flags, save_video=str(path), max_num_episodes=1, json=True)
         try:
-            with own_folder(self.folder, make=True):
+            with own_folder(self.folder, make=True), apart(as_json=flags.json):
                 _, _, video = play_run(run, filmed, seed)
         except (UsageError, EnvironmentFailure, ResourceError, OSError) as error:
             self._failed[flags.policy_index] = time.time()
@@ -307,5 +308,5 @@ class Filming:
             self._warned = True
             return
         self._warned = False
-        if video is not None and video.pictures:
+        if video is not None and video.pictures and not flags.json:
             say(f"video: {path}, {video.pictures} pictures at {video.pictures_per_second:g} per second")

@@ -147,7 +147,7 @@ class RecordConfig(OutputConfig):
         " = random actions in --env",
     )
     env: str = flag("", "environment of random actions, or of a run that has learned from datasets")
-    env_kwargs: dict[str, object] = same_flag(EnvConfig, "env_kwargs", "arguments of the environment of random actions")
+    env_kwargs: dict[str, object] = same_flag(EnvConfig, "env_kwargs", "arguments of the environment, beside the run's")
     train_dir: str = flag("./train_dir", "folder of all runs")
     trust: bool = same_flag(RunConfig, "trust")
     policy_index: int = flag(0, "which policy of the run plays", minimum=0)
@@ -165,6 +165,8 @@ class RecordConfig(OutputConfig):
     json: bool = flag(False, "print one JSON object with the counts instead of text")
 
 
+OF_RUNS = ("trust", "policy_index", "load_checkpoint_kind", "deterministic", "device")
+"""Flags of `appo record` that random actions have no use for."""
 BY_RATIOS, BY_VALUES = ("is", "wis", "dr"), ("fitted_q", "dr")
 ESTIMATORS = ("is", "wis", "fitted_q", "dr")
 
@@ -334,6 +336,8 @@ def check_record(config: RecordConfig) -> None:
         raise UsageError("appo record needs -o DATASET, the folder that it writes")
     if not config.run and not config.env:
         raise UsageError("appo record needs a run, or --env for random actions")
+    if not config.run:
+        _refuse_given(config, OF_RUNS, "the policy of a run")
     if config.milestone is not None and config.load_checkpoint_kind != "milestone":
         raise UsageError(f"--milestone={config.milestone} needs --load_checkpoint_kind=milestone")
 
@@ -351,9 +355,15 @@ def check_hub(config: HubConfig) -> None:
         raise UsageError(f"--video={shown(config.video)}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
     check_folders(config.train_dir, "", config.experiment)
     names, others = (OF_UPLOADS, "uploads") if config.download else (("experiment",), "downloads")
+    _refuse_given(config, names, others)
+    if config.private and not config.repo:
+        raise UsageError("--private is for a repository: give --repo=USER/NAME")
+
+
+def _refuse_given(config: Any, names: Sequence[str], purpose: str) -> None:
     for name in names:
-        if getattr(config, name) != flags_of(HubConfig)[name].default:
-            raise UsageError(f"--{name} is for {others}: leave it out")
+        if getattr(config, name) != flags_of(type(config))[name].default:
+            raise UsageError(f"--{name} is for {purpose}: leave it out")
 
 
 def check_launch(config: LaunchConfig, words: Sequence[str]) -> None:

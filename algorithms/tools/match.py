@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from appo.envs.make import make_alone
 from appo.envs.spaces import NO_BOUND
 from appo.envs.spec import EnvSpec
 from appo.utils import checkpoint_files
-from appo.utils.command_line import say
+from appo.utils.command_line import apart, say
 from appo.utils.errors import UsageError
 from appo.utils.run_folder import CHECKPOINT_FOLDERS, RunFolder
 from appo.utils.system import machine
@@ -102,7 +101,7 @@ def match(config: MatchConfig) -> int:
     """
     machine.limit_threads(1)
     seed = config.seed if config.seed is not None else secrets.randbits(32)
-    with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
+    with apart(as_json=config.json):
         runs = find_side(config.a, config.policy_a, config), find_side(config.b, config.policy_b, config)
         a, b = runs
         if os.path.samefile(a.directory, b.directory) and a.files[WEIGHTS_FILE] == b.files[WEIGHTS_FILE]:

@@ -25,7 +25,7 @@ from appo.algorithms.tools.flags import RecordConfig
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
-from appo.utils.command_line import say
+from appo.utils.command_line import apart, say
 from appo.utils.errors import ResourceError, UsageError
 from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
@@ -61,8 +61,10 @@ def record(config: RecordConfig) -> int:
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
     env = replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs})
     # Flags that change training alone: a dataset has the ends of the environment.
-    envs = make_group(replace(env, env_vectorization="python", no_done_at_end=False), config.num_envs)
-    with contextlib.closing(envs):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(apart(as_json=config.json))
+        envs = make_group(replace(env, env_vectorization="python", no_done_at_end=False), config.num_envs)
+        stack.callback(envs.close)
         act = _random_actions(envs.spec, seed) if run is None else _trained_actions(run, config, envs, seed)
         about: dict[str, object] = {
             "algorithm_name": "random" if run is None else run.config.run.algo,

@@ -20,6 +20,7 @@ from appo.algorithms.run.observers import check_observers, evaluated_env, evalua
 from appo.algorithms.tools import evaluate
 from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
 from appo.algorithms.tools.flags import EvaluateConfig
+from appo.envs.toys.toy import Counter
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
 from tests.integration.enjoying import copied, enjoyed
@@ -181,6 +182,24 @@ REFUSED = {
     "reward_scale=5": "GIVEN reward_scale: an evaluation plays whole games in one environment and",
     "continuous_as_bins=5": "GIVEN continuous_as_bins: the network was trained with another meaning of its act",
 }
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--episodes=2"], ["record", "--steps=3", "-o", "dataset"]])
+def test_json_has_no_line_that_the_environment_prints(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def reset(env: Counter, **given: Any) -> Any:
+        print("loading")
+        return reset_quietly(env, **given)
+
+    reset_quietly = Counter.reset
+    monkeypatch.setattr(Counter, "reset", reset)
+    monkeypatch.chdir(tmp_path)
+    name, *words = command
+    assert cli.run(name, [str(copied(runs, "counter", tmp_path, "/600")), *words, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert all(json.loads(line) for line in out.splitlines())
+    assert "loading" in err
 
 
 def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

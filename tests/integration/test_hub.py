@@ -301,6 +301,7 @@ UPLOADING = [
         (["a", "--repo=../c"], r"--repo=\.\./c is no name of a repository"),
         (["a", "--dry_run", "--video=x.exe"], r"the name must end in \.mp4 or \.gif"),
         *((["--download=b/c", word], f"^{word.partition('=')[0]} is for uploads: leave it out$") for word in UPLOADING),
+        (["a", "--dry_run", "--private"], "^--private is for a repository: give --repo=USER/NAME$"),
         (["a", "--dry_run", "--experiment=b"], "^--experiment is for downloads: leave it out$"),
     ],
 )

@@ -276,6 +276,14 @@ def test_a_recording_of_nothing_or_to_nowhere_is_refused(capfd: pytest.CaptureFi
     for words, error in (
         (["--env=CartPole-v1"], "appo record needs -o DATASET, the folder that it writes"),
         (["-o", "x"], "appo record needs a run, or --env for random actions"),
+        (
+            ["--env=CartPole-v1", "-o", "x", "--policy_index=3"],
+            "--policy_index is for the policy of a run: leave it out",
+        ),
+        (
+            ["--env=CartPole-v1", "-o", "x", "--deterministic"],
+            "--deterministic is for the policy of a run: leave it out",
+        ),
         (["run", "-o", "x", "--milestone=3"], "--milestone=3 needs --load_checkpoint_kind=milestone"),
         (["run", "-o", "x", "--output_columns=q"], "--output_columns=q is none of logits, log_prob, value, "),
     ):

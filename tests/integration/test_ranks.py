@@ -45,6 +45,9 @@ def test_learners_of_the_flag_train_together(tmp_path: Path, flags: dict[str, ob
     command = train(tmp_path / "run", **FLAGS | flags)
     run = assert_one_run(tmp_path / "run")
     assert run.status["reason"] == f"every policy has learned from {run.totals['env_steps']} env steps"
+    (command_again,) = [x for x in (run.directory / "README.md").read_text().splitlines() if " --num_learners=2" in x]
+    assert f"--batch_size={run.config['batch_size']}" in command_again  # of all learners together
+    assert not list(run.directory.rglob("logs/rank_1/README.md"))
     assert "pid" in command.stdout if flags.get("inference") != "local" else True
 
 

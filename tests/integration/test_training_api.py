@@ -66,6 +66,7 @@ def test_a_run_is_iterated_saved_and_goes_on(tmp_path: Path) -> None:
     assert result.report.env_steps == last["env_steps"] >= 3000
     assert result.report.figures[0]["reward/mean"] == result.report.episode_return == last["reward/mean"]
     assert state() == before
+    assert result.reason in (tmp_path / "a" / "README.md").read_text()
 
     again = train(flags)
     assert (again.exit_code, again.report.env_steps) == (0, last["env_steps"])

@@ -45,7 +45,7 @@ def page(directory: Path, config: Config) -> str:
     folder = RunFolder(directory)
     found, status = summary(directory), folder.read_status()
     assert found is not None, "a run that has ended has a status"
-    flags = config.to_flat() | {"seed": saved_flags(directory).get("seed")}  # which may have been drawn
+    flags = saved_flags(directory)  # with the seed, which may have been drawn, and of several learners the whole batch
     name = shlex.quote(f"--experiment={config.run.experiment}")
     location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
     return "\n".join(

@@ -246,6 +246,24 @@ def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.Monk
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--ray=local:2"], "--env is required"),
+        (["--config=missing.toml"], "missing.toml"),
+        (["--env=CartPole-v1", "--rollout=3"], "--batch_size=256 is not a multiple of --rollout=3"),
+    ],
+)
+def test_flags_of_training_are_looked_at_with_and_without_an_environment(
+    words: list[str], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("of_installation", "of_machine"):
+        monkeypatch.setattr(doctor, name, lambda: ())
+    monkeypatch.setattr(doctor, "of_processes", lambda *_: Finding("processes", "ok", ""))
+    with pytest.raises(UsageError, match=error):
+        cli.run("doctor", words)
+
+
 def test_a_misspelt_flag_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"unknown flag --jsn; did you mean --json\?"):
         cli.run("doctor", ["--jsn"])
