@@ -238,6 +238,10 @@ class MixedBatches(BatchSource):
         self._read_units = columns * self.units - played
         self._resize_source(played)
 
+    def retire(self) -> None:
+        """Let the source keep no further steps."""
+        self.source.retire()
+
     def weights_replaced(self) -> None:
         """Discard the source's invalid steps."""
         self.source.weights_replaced()

@@ -66,6 +66,7 @@ class ReplayPart:
         self.policy, self.num_policies = policies
         self.pace = Pace(*storage.pace.tolist())
         self.figures = Figures()
+        self.retired, self.discarded = False, 0  # whether nothing is inserted or drawn any more; steps since then
 
     def set_pace(self, **changes: int) -> None:
         """Change counts of the pace, also in shared memory for a successor of this process."""
@@ -81,7 +82,7 @@ class ReplayPart:
     @property
     def owes(self) -> bool:
         """Whether a batch is due: training has begun, and inserted steps still owe uses."""
-        if not self.pace.starts:
+        if not self.pace.starts or self.retired:
             return False
         ratio = self.plan.replay_ratio
         return not ratio or self.pace.used + self.plan.batch_size <= ratio * self.since_start
@@ -109,8 +110,11 @@ class ReplayPart:
         for row in range(columns_used(t, message), rows):
             count = int(np.count_nonzero(valid[:, row]))
             if count and not self.storage.holds(slot * rows + row, message.sequence):
-                self.storage.insert(t, slot, row, valid[:, row], error[:, row])
-                inserted += count
+                if self.retired:
+                    self.discarded += count
+                else:
+                    self.storage.insert(t, slot, row, valid[:, row], error[:, row])
+                    inserted += count
             steps += count
             note_columns_used(t, message, row + 1)
         size = self.storage.size

@@ -116,9 +116,13 @@ class ReplaySource(BatchSource):
             yield SlotReleased(self.policy, message.slot, message.sequence)
 
     def counts(self) -> BatchCounts:
-        """Return the counts of trajectories; none is discarded."""
+        """Return the counts of trajectories; steps are discarded only after the end of training."""
         held = len(self.queue) + len(self.held)
-        return BatchCounts(self.trajectories_seen, self.released, 0, self.queued_samples, held)
+        return BatchCounts(self.trajectories_seen, self.released, self.part.discarded, self.queued_samples, held)
+
+    def retire(self) -> None:
+        """Insert and draw nothing from now on."""
+        self.part.retired = True
 
     def entered(self) -> Entered:
         """Return the steps inserted since the last call; the first call includes unreported steps of a predecessor."""

@@ -172,6 +172,9 @@ class BatchSource(ABC):
     def resize(self, columns: int) -> None:  # noqa: B027 (sizes may be fixed)
         """Make batches of so many columns, beginning with the next new batch; default: keep the size."""
 
+    def retire(self) -> None:  # noqa: B027 (most sources keep nothing)
+        """Keep no further steps: batches are not trained on any more, but slots go on being released."""
+
     def weights_replaced(self) -> None:  # noqa: B027 (batches may not depend on the weights that acted)
         """Drop steps that only the weights that acted may train on; default: keep all steps."""
 

@@ -242,7 +242,8 @@ class LearnerWorker:
         Beyond its budget a policy still plays with and against learning policies, which need the slots. The worker
         discards its batches.
         """
-        spent = self._budget_reached()
+        if spent := self._budget_reached():
+            self.batches.retire()
         clock.enter(COPYING)
         self.publisher.poll()
         batch = yield from self._next(enter=not spent)

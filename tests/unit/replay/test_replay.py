@@ -48,6 +48,24 @@ def test_a_stale_hand_over_is_dropped() -> None:
     assert replay.source.counts().trajectories == 1
 
 
+@pytest.mark.parametrize("ratio", [0.0, 2.0])
+def test_a_source_that_has_retired_releases_slots_and_keeps_and_draws_nothing(ratio: float) -> None:
+    replay = replay_of(replay_ratio=ratio)
+    for slot in (0, 1, 2):
+        replay.hand_over(slot, ends=0.0)
+        replay.fill()
+    source = replay.source
+    assert source.waiting == 1  # training has begun, and a batch is due
+    replay.source.entered()
+    source.retire()
+    replay.hand_over(3, ends=0.0)
+    assert source.waiting == 1
+    assert len(replay.fill()) == 1
+    assert (source.waiting, source.take(), source.entered()) == (0, None, Entered())
+    assert source.counts() == BatchCounts(4, 4, STEPS, in_flight=0, held=0)
+    assert source.storage.totals.samples == 3 * STEPS
+
+
 def test_uses_per_step_are_held_from_both_sides() -> None:
     """Batches of 16 at 2 uses per step: 3 of every slot of 24 steps. While one is due, slots wait, and so do actors."""
     replay = replay_of()
