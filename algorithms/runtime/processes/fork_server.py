@@ -237,6 +237,11 @@ def _server_pid() -> int | None:
     return getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
 
 
+def server_of(method: str | None) -> int:
+    """Return the pid of the server that starts processes by a method; 0: none does."""
+    return (_server_pid() or 0) if method == "forkserver" else 0
+
+
 def context(method: StartMethod) -> SpawnContext | ForkServerContext:
     """Return the multiprocessing context of a start method."""
     return multiprocessing.get_context("spawn") if method == "spawn" else multiprocessing.get_context("forkserver")

@@ -15,11 +15,12 @@ from appo.algorithms.runtime.processes.fork_server import (
     context,
     server_ended,
     server_environment,
+    server_of,
     signals_blocked,
     without_missing_script,
 )
 from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
-from appo.algorithms.runtime.processes.process import LOST, cause_of_death, crash_report, stack_of
+from appo.algorithms.runtime.processes.process import LOST, cause_of_death, crash_report, exit_code_of, stack_of
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.utils.errors import AppoError, EnvironmentFailure
 from appo.utils.system.signal_watch import SignalWatch
@@ -53,7 +54,7 @@ class Inquiry:
         self.log_path, self.method, self.signals, self.janitor = log_path, method, signals, janitor
         self._pipe, self._theirs = multiprocessing.Pipe()
         self._process = context(method).Process(target=target, args=(self._theirs, log_path, *arguments), daemon=False)
-        self._is_busy, self._closed_by = True, 0.0
+        self._is_busy, self._closed_by, self._server = True, 0.0, 0
 
     def __enter__(self) -> "Inquiry":
         try:
@@ -65,6 +66,7 @@ class Inquiry:
                     entered.enter_context(server_environment())  # for a server that multiprocessing starts again
                 entered.enter_context(without_missing_script())
                 self._process.start()
+            self._server = server_of(self.method)
         except EOFError:
             self._pipe.close()
             raise server_ended() from None
@@ -114,8 +116,8 @@ class Inquiry:
             if self._wait(time.monotonic() + timeout_seconds):
                 return self._pipe.recv()
         except EOFError:
-            death = self._death(f"the process that tried the {about}")
-            raise _failure(about, death, crash_report(self.log_path)) from None
+            death, report = self._death(f"the process that tried the {about}")
+            raise _failure(about, death, report) from None
         late = f"making the {about} took longer than {timeout_seconds:g} seconds"
         raise _failure(about, late, stack_of(self._process, self.log_path))
 
@@ -128,7 +130,7 @@ class Inquiry:
     @property
     def was_killed(self) -> bool:
         """Return whether a signal, or the end of the fork server, has ended the process."""
-        code = self._process.exitcode
+        code = exit_code_of(self._process, self._server)
         return code is not None and (code < 0 or code == LOST)
 
     def answer_by(self, deadline: float, who: str = "the process that measured") -> object | None:
@@ -140,11 +142,13 @@ class Inquiry:
         try:
             return self._pipe.recv() if self._wait(deadline) else None
         except EOFError:
-            return WorkerFailed("probe", 1, self._death(who), crash_report(self.log_path))
+            return WorkerFailed("probe", 1, *self._death(who))
 
-    def _death(self, who: str) -> str:
+    def _death(self, who: str) -> tuple[str, str]:
+        """Return cause and Python stacks of the end of the process."""
         self._process.join(1.0)
-        return cause_of_death(who, self._process.exitcode)
+        code = exit_code_of(self._process, self._server)
+        return cause_of_death(who, code), crash_report(self.log_path, code)
 
     def _wait(self, deadline: float) -> bool:
         """Return whether an answer arrives before monotonic `deadline`.

@@ -32,17 +32,36 @@ STARTED = float(sys.argv[1]) if __name__ == "__main__" else time.time()  # start
 
 def kill_group(group: int) -> None:
     """Kill all processes of a group, if any, and unlink their shared memory."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGSTOP)  # keeps the mapped files unchanged
-        ours, others = set[str](), set[str]()
-        for pid, process in strays.processes().items():
-            (ours if process.group == group else others).update(strays.mapped_by(pid))
-        paths = {strays.SHARED_MEMORY + name for name in ours - others}
-        abandoned = {path for path in paths if os.path.exists(path) and os.stat(path).st_ctime >= STARTED}
-        os.killpg(group, signal.SIGKILL)
-        for path in abandoned:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+    kill_groups([group])
+
+
+def kill_groups(groups: Iterable[int]) -> None:
+    """Kill all processes of several groups; the files that the machine's processes map are read once."""
+    living = {group for group in groups if _has_taken(group, signal.SIGSTOP)}  # keeps the mapped files unchanged
+    if not living:
+        return
+    ours, others = set[str](), set[str]()
+    for pid, process in strays.processes().items():
+        (ours if process.group in living else others).update(strays.mapped_by(pid))
+    abandoned = set[str]()
+    for path in (strays.SHARED_MEMORY + name for name in ours - others):
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_ctime >= STARTED:
+                abandoned.add(path)
+    for group in living:
+        _has_taken(group, signal.SIGKILL)
+    for path in abandoned:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _has_taken(group: int, number: int) -> bool:
+    """Send a signal to a group; return whether a process has got it."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 class Janitor:
@@ -83,8 +102,10 @@ class Janitor:
     def revive(self) -> None:
         """Restart the process if it was killed."""
         if self._process.poll() is not None and not self.detached:
-            self._pipe.close()
-            self._start()
+            before = self._pipe
+            with contextlib.suppress(OSError):  # memory or pids are short: tried again at the next call
+                self._start()
+                before.close()
 
     def __exit__(self, *exception: object) -> None:
         for thing in self._things:
@@ -148,8 +169,7 @@ class _Watch:
 
     def clean_up(self) -> None:
         """Kill the remaining processes and remove the remaining files."""
-        for group in self.strays.leaders:
-            kill_group(group)
+        kill_groups(self.strays.leaders)
         self.strays.kill()
         self.memory.remove_orphaned()
         for directory in self.directories:

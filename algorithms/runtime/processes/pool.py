@@ -133,7 +133,7 @@ class Processes:
         for attempt in range(1, MOST_FIRST_LAUNCHES + 1):
             try:
                 return self._launch(name, 0)
-            except (EOFError, ConnectionError, FileNotFoundError) as error:
+            except (EOFError, ConnectionError, FileNotFoundError, TimeoutError) as error:
                 ended = server_ended()
                 if attempt == MOST_FIRST_LAUNCHES:
                     raise ended from error

@@ -21,7 +21,7 @@ from appo.algorithms.runtime.processes import prctl
 from appo.algorithms.runtime.processes.channels import Channels, ProcessLinks
 from appo.algorithms.runtime.processes.node import Node
 from appo.algorithms.runtime.processes.restarts import ending_of
-from appo.algorithms.runtime.processes.strays import MARK, mark_of
+from appo.algorithms.runtime.processes.strays import MARK, mark_of, process_of
 from appo.algorithms.runtime.processes.timekeeper import Timekeeper
 from appo.algorithms.runtime.roles import Role
 from appo.utils import failpoints, logging
@@ -33,7 +33,10 @@ from appo.utils.system.cgroups import KernelKills
 from appo.utils.system.signal_watch import QUIET
 from appo.utils.tracebacks import format_error, traceback_of
 
-LOST = 255  # multiprocessing's exit code of a child whose fork server has ended
+SERVER_GONE = 255  # multiprocessing's exit code of a child whose fork server has ended, and that of `exit(-1)` in C
+LOST = 256  # no exit code: the fork server that would have reported the exit code has ended
+CRASHES = {-one for one in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)}
+"""Exit codes of crashes in C code, whose Python stacks faulthandler writes into the log."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,12 @@ OF_SIGKILL = {
 """End of the line `killed by SIGKILL`, by whether the kernel killed for lack of memory; None: unknown."""
 
 
+def exit_code_of(process: BaseProcess, server: int) -> int | None:
+    """Return the exit code of a process, or `LOST`; `server` is the pid of its fork server, 0 without one."""
+    code = process.exitcode
+    return LOST if code == SERVER_GONE and server and process_of(server) is None else code
+
+
 def cause_of_death(name: str, exit_code: int | None) -> str:
     """Return one line about a process that ended without a message."""
     if exit_code == LOST:
@@ -132,8 +141,10 @@ def cause_of_death(name: str, exit_code: int | None) -> str:
     return f"{name} was killed by {ending_of(exit_code)}{hint}"
 
 
-def crash_report(log_path: Path) -> str:
+def crash_report(log_path: Path, exit_code: int | None) -> str:
     """Return the Python stacks of a crash in C code from the end of a log; empty without a crash."""
+    if exit_code not in CRASHES:  # the log may have stacks of an earlier crash
+        return ""
     lines = tail(log_path, 200)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     return "\n".join(lines[starts[-1] :]) + "\n" if starts else ""

@@ -95,7 +95,8 @@ def ending_of(exit_code: int | None) -> str:
     """Return the end of a process: the name of a signal, or an exit code."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
-    return signal.Signals(-exit_code).name
+    names = {one.value: one.name for one in signal.Signals}
+    return names.get(-exit_code, f"signal {-exit_code}")  # real-time signals have numbers alone
 
 
 @dataclass
@@ -116,7 +117,8 @@ class Revival:
     due: float | None = None
     given_up: bool = False
     _began: float = 0.0
-    _futile: int = 0
+    _short_lives: int = 0
+    _futile: int = 0  # of them, those that the process ended itself
     _fault: str = ""
     _same_faults: int = 0
 
@@ -140,21 +142,24 @@ class Revival:
         if self._same_faults >= MAX_SAME_FAULTS:
             self.given_up, self.due = True, None
             return f"{self.name} failed {MAX_SAME_FAULTS} times with {fault!r}: not started again; see {self.log_path}"
-        return self._next(now, f"ended with {ending_of(exit_code)}", MAX_FUTILE - (exit_code == -signal.SIGKILL))
+        return self._next(now, f"ended with {ending_of(exit_code)}", by_itself=exit_code != -signal.SIGKILL)
 
     def not_started(self, now: float, error: OSError) -> str:
         """Record a start that failed at monotonic time `now`; return the line for the log."""
-        return self._next(now, f"could not be started: {error}", MAX_FUTILE)
+        return self._next(now, f"could not be started: {error}", by_itself=True)
 
-    def _next(self, now: float, how: str, most_futile: int) -> str:
-        self._futile = 1 if now - self._began >= SETTLED_SECONDS else min(self._futile + 1, most_futile)
+    def _next(self, now: float, how: str, *, by_itself: bool) -> str:
+        if now - self._began >= SETTLED_SECONDS:
+            self._short_lives = self._futile = 0
+        self._short_lives += 1
+        self._futile += by_itself
         self.given_up = self._futile >= MAX_FUTILE
         if self.given_up:
             self.due = None
             return (
                 f"{self.name} {how}, as {MAX_FUTILE} times soon after its start: not started again; see {self.log_path}"
             )
-        self.due = now + REVIVAL_SECONDS[self._futile - 1]
+        self.due = now + REVIVAL_SECONDS[min(self._short_lives, len(REVIVAL_SECONDS)) - 1]
         return f"{self.name} {how}; starting it again (restart {self.restarts + 1}), see {self.log_path}"
 
     def is_due(self, now: float) -> bool:

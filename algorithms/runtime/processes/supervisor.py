@@ -25,8 +25,8 @@ from appo.algorithms.runtime.messages import (
 )
 from appo.algorithms.runtime.processes.channels import Links, Postbox
 from appo.algorithms.runtime.processes.crash_recorder import CrashRecorder
-from appo.algorithms.runtime.processes.fork_server import abandon, wake_tracker, without_missing_script
-from appo.algorithms.runtime.processes.janitor import Janitor, kill_group
+from appo.algorithms.runtime.processes.fork_server import abandon, server_of, wake_tracker, without_missing_script
+from appo.algorithms.runtime.processes.janitor import Janitor, kill_groups
 from appo.algorithms.runtime.processes.prctl import sleeps
 from appo.algorithms.runtime.processes.process import (
     LOST,
@@ -34,6 +34,7 @@ from appo.algorithms.runtime.processes.process import (
     ProcessPlan,
     cause_of_death,
     crash_report,
+    exit_code_of,
     run_process,
     stack_of,
 )
@@ -69,6 +70,7 @@ class Seat:
     """A process of the run and its seat; a restart gets the next generation.
 
     Attributes:
+        server: pid of the fork server that started the process; 0: a spawned process.
         work_before: units of work of earlier processes in the seat; None until the process is ready.
     """
 
@@ -77,6 +79,7 @@ class Seat:
     postbox: Postbox
     heartbeat: Heartbeat
     started: float  # monotonic seconds
+    server: int
     work_before: int | None = None
 
     def failure(self, heard: list[Message], *, ended: bool) -> Death | None:
@@ -91,9 +94,9 @@ class Seat:
         if not ended:
             return None
         self.process.join(0.5)
-        code = self.process.exitcode
+        code = exit_code_of(self.process, self.server)
         from_outside = code in (None, LOST, -signal.SIGKILL)
-        report = within(LOOK_SECONDS, partial(crash_report, self.plan.log_path), "")
+        report = within(LOOK_SECONDS, partial(crash_report, self.plan.log_path, code), "")
         ending = "" if from_outside else ending_of(code)
         cause = cause_of_death(name, code)
         return Death(cause, not from_outside, traceback=report, collateral=code == LOST, ending=ending)
@@ -101,15 +104,23 @@ class Seat:
     def end(self, janitor: Janitor) -> None:
         """Kill the process and all processes that its environments started."""
         self.process.kill()
-        self.bury(janitor, time.monotonic() + JOIN_SECONDS)
+        bury([self], janitor)
 
-    def bury(self, janitor: Janitor, deadline: float) -> None:
-        """Clean up after a process that was killed or ended."""
+    def close(self, deadline: float) -> None:
+        """Wait for the end of a process that was killed."""
         self.process.join(max(0.0, deadline - time.monotonic()))
         self.postbox.pipe.close()
-        if self.plan.runs_environments:
-            kill_group(self.process.pid or 0)
-            janitor.forget(self.process.pid or 0)
+
+
+def bury(seats: Sequence[Seat], janitor: Janitor) -> None:
+    """Clean up after processes that were killed or ended, and kill all processes that their environments started."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    for seat in seats:
+        seat.close(deadline)
+    groups = [seat.process.pid or 0 for seat in seats if seat.plan.runs_environments]
+    kill_groups(groups)
+    for group in groups:
+        janitor.forget(group)
 
 
 class Supervisor:
@@ -162,7 +173,8 @@ class Supervisor:
             self.janitor.watch(process.pid or 0)
         self._generations[plan.name] = plan.generation
         postbox = Postbox(ours, self.links.bells[plan.name])
-        self.seats[plan.name] = Seat(plan, process, postbox, heartbeat, time.monotonic())
+        server = server_of(context.get_start_method())
+        self.seats[plan.name] = Seat(plan, process, postbox, heartbeat, time.monotonic(), server)
 
     def begin(self) -> None:
         """Send `Begin` to all processes, after the last is ready. A process that ends later is replaced."""
@@ -231,9 +243,7 @@ class Supervisor:
         for seat in self.seats.values():
             if seat.process.is_alive():
                 seat.process.kill()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for seat in self.seats.values():
-            seat.bury(self.janitor, deadline)
+        bury([*self.seats.values()], self.janitor)
         wake_tracker()
         abandon([seat.process for seat in self.seats.values() if seat.process.is_alive()])
         self.seats.clear()

@@ -1,4 +1,8 @@
+import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +10,7 @@ import pytest
 import torch
 
 from appo.algorithms.runtime.memory.heartbeat import Activity, Pulse
-from appo.algorithms.runtime.processes.process import cause_of_death, failure_of
+from appo.algorithms.runtime.processes.process import LOST, cause_of_death, crash_report, exit_code_of, failure_of
 from appo.algorithms.runtime.processes.restarts import (
     BACKOFF_SECONDS,
     MAX_FAULTS,
@@ -168,6 +172,10 @@ def test_a_process_beside_that_is_killed_is_started_again_for_ever_but_not_at_on
         now = revival.due
     assert line == "it ended with SIGKILL; starting it again (restart 100), see log"
     assert waits == [*REVIVAL_SECONDS, *REVIVAL_SECONDS[-1:] * 95]
+    for _ in range(MAX_FUTILE - 1):  # own ends count apart
+        revival.began(now)
+        assert "starting it again" in revival.ended(now + 1.0, 1)
+        now += 1.0
     revival.began(now)
     assert "not started again" in revival.ended(now + 1.0, 1)
 
@@ -195,3 +203,27 @@ def test_a_kill_is_called_by_its_cause(monkeypatch: pytest.MonkeyPatch, verdict:
     monkeypatch.setattr("appo.algorithms.runtime.processes.process.kernel_kills.explain", lambda: verdict)
     assert cause_of_death("actor_3", -signal.SIGKILL) == line
     assert cause_of_death("actor_3", -signal.SIGTERM) == "actor_3 was killed by SIGTERM"
+    assert cause_of_death("actor_3", -37) == "actor_3 was killed by signal 37"
+
+
+def exits(code: int) -> None:
+    os._exit(code)
+
+
+def test_an_exit_code_is_that_of_a_lost_fork_server_only_if_the_server_has_ended() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=exits, args=(255,))
+    process.start()
+    process.join()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert exit_code_of(process, 0) == exit_code_of(process, os.getpid()) == 255
+    assert exit_code_of(process, ended.pid) == LOST
+    assert cause_of_death("actor_3", 255) == "actor_3 ended unexpectedly with exit code 255"
+    assert "the fork server" in cause_of_death("actor_3", LOST)
+
+
+def test_stacks_of_a_crash_are_shown_for_no_other_end(tmp_path: Path) -> None:
+    log = tmp_path / "actor_0.log"
+    log.write_text("before\nFatal Python error: Segmentation fault\n\nCurrent thread\n")
+    assert crash_report(log, -signal.SIGSEGV).startswith("Fatal Python error: Segmentation fault\n")
+    assert crash_report(log, -signal.SIGKILL) == crash_report(log, 7) == ""
