@@ -152,7 +152,7 @@ class Runner:
             raise
         finally:
             self.workers.close()
-            self.monitor.close()
+            self.monitor.close(with_last=not isinstance(error, DirectoryInUse))  # the folder is another run's then
             if self.population and not at_once:  # the disk may never answer
                 self.population.close()
 

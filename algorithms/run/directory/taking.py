@@ -13,7 +13,7 @@ from pathlib import Path
 
 from appo.algorithms.run.folder import folders, numbered
 from appo.utils.directories import make_durable, sync_directory
-from appo.utils.errors import UsageError
+from appo.utils.errors import AppoError, UsageError
 from appo.utils.lock import RunLock
 from appo.utils.log_files import tail
 from appo.utils.run_folder import RunFolder, own_folder
@@ -131,21 +131,24 @@ def old_run_out_of_the_way(directory: Path, behavior: str, begun: Callable[[], b
 
 
 def _bring_back(aside: Path, directory: Path) -> None:
-    """Move the older run back, with the incidents of the start that failed."""
-    if os.path.lexists(directory):
-        _say_last_lines(directory)
-    with (
-        contextlib.suppress(OSError),  # there are none
-        own_folder(RunFolder(directory).incidents) as new,
-        own_folder(RunFolder(aside).incidents, make=True) as old,
-    ):
-        for name in os.listdir(new):
-            os.rename(name, name, src_dir_fd=new, dst_dir_fd=old)
-    shutil.rmtree(directory, ignore_errors=True)
+    """Move the older run back, with the incidents of the start that failed, unless another run has begun there."""
+    is_there = os.path.lexists(directory)
     try:
-        os.rename(aside, directory)
-    except OSError as error:
-        log.warning("the old run is %s now, and cannot be renamed back: %s", aside, error.strerror)
+        with RunLock(RunFolder(directory).lock) if is_there else contextlib.nullcontext():
+            if is_there:
+                _say_last_lines(directory)
+            with (
+                contextlib.suppress(OSError),  # there are none
+                own_folder(RunFolder(directory).incidents) as new,
+                own_folder(RunFolder(aside).incidents, make=True) as old,
+            ):
+                for name in os.listdir(new):
+                    os.rename(name, name, src_dir_fd=new, dst_dir_fd=old)
+            shutil.rmtree(directory, ignore_errors=True)
+            os.rename(aside, directory)
+    except (OSError, AppoError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        log.warning("the old run is %s now, and cannot be renamed back: %s", aside, reason)
     else:
         log.info("no new run has begun: %s is as it was", directory)
 

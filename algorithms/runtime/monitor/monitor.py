@@ -345,10 +345,10 @@ class Monitor:
         self._ended = True
         self.write_summaries(time.monotonic())
 
-    def close(self) -> None:
-        """Write the last summaries if missing, and close files and trackers."""
+    def close(self, *, with_last: bool = True) -> None:
+        """Write the last summaries if missing and `with_last`, and close files and trackers."""
         self.console.close()
-        if not self._ended:
+        if with_last and not self._ended:
             self.write_last()
         deadline = time.monotonic() + CLOSE_SECONDS
         if self.disk.finish("writing figures", CLOSE_SECONDS):  # else the thread still needs the file

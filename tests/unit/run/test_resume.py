@@ -1,5 +1,6 @@
 """What a start does with a folder that is there already, without any process."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -210,6 +211,20 @@ def test_a_run_that_is_in_use_stays(behavior: str) -> None:
     ):
         pytest.fail("entered")
     assert sorted(directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_a_run_that_has_begun_in_the_old_place_stays(behavior: str, caplog: pytest.LogCaptureFixture) -> None:
+    directory = started().run.run_directory
+    with contextlib.ExitStack() as other:
+        with contextlib.suppress(DirectoryInUse), old_run_out_of_the_way(directory, behavior, never_begun):
+            directory.mkdir()
+            (directory / "config.json").write_text("theirs")
+            other.enter_context(RunLock(directory / ".lock"))
+            raise DirectoryInUse("another start was quicker")
+        assert (directory / "config.json").read_text() == "theirs"
+        assert "the old run is " in caplog.text
+        assert "is in use by pid" in caplog.text
 
 
 @pytest.mark.parametrize("behavior", ["restart", "overwrite"])

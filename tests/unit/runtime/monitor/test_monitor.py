@@ -334,6 +334,14 @@ def test_in_the_first_minutes_figures_come_every_five_seconds(watched: Watched, 
     assert (writer.written, writer.dropped) == (len(written), 0)  # one is that of closing
 
 
+@pytest.mark.parametrize("with_last", [True, False])
+def test_no_figures_follow_where_another_run_has_begun(watched: Watched, with_last: bool) -> None:
+    monitor = watched.monitor()
+    monitor.handle(report(100, loss=1.0))
+    monitor.close(with_last=with_last)
+    assert len(watched.records()) == with_last
+
+
 def test_tensorboard_gets_the_tags_at_env_steps(watched: Watched) -> None:
     monitor = watched.monitor(2, tensorboard=True)
     monitor.handle(report(1000, policy=1, loss=0.5))
