@@ -57,6 +57,7 @@ CONSTRUCTOR_FLAGS = {
 """Flag -> names of the constructor argument that takes the flag's value."""
 
 PRECISION_STEPS, PRECISION_SECONDS = 32, 1.0
+NEVER = 10**9  # steps of an episode, which fit into the 32 bits of native vectors
 
 
 class MadeVector(UsageError):
@@ -92,7 +93,7 @@ def make_group(
         UsageError: the environment cannot be found, made or used as asked.
         EnvironmentFailure: code of the environment raised.
     """
-    target = _resolve(config.env)
+    target = _target_of(config)
     for family in FAMILIES:
         for flag in family.flags:
             if getattr(config, flag) is not None and not family.has_id(config.env.rpartition(":")[2]):
@@ -199,11 +200,7 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
         UsageError, EnvironmentFailure: as `make_group`.
     """
     if is_vector_only(config):
-        try:
-            return make_first(config, 0)
-        except OtherNumber as error:
-            vector = f"a vector of {error.made} environments"
-            raise UsageError(f"{config.env} exists only as {vector}, of which none can be played alone") from None
+        return _vector_alone(config)
     alone = replace(config, env_vectorization="python")
     if window:
         try:
@@ -213,7 +210,15 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
     try:
         return make_group(alone, 1)
     except UsageError:  # an argument of --env_kwargs that only the vector knows
-        return make_group(config, 1)
+        return _vector_alone(config)
+
+
+def _vector_alone(config: EnvConfig) -> GroupEnv:
+    try:
+        return make_first(config, 0)
+    except OtherNumber as error:
+        vector = f"a vector of {error.made} environments"
+        raise UsageError(f"{config.env} exists only as {vector}, of which none can be played alone") from None
 
 
 def is_vector_only(config: EnvConfig) -> bool:
@@ -233,7 +238,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
         UsageError: the environment cannot be found or made as asked.
         EnvironmentFailure: code of the environment raised.
     """
-    target = _resolve(config.env)
+    target = _target_of(config)
     arguments: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
     adapter = _adapter(target)
     with _construction(config.env):
@@ -459,6 +464,14 @@ def _resolve(name: str) -> Registration | Factory:
     if isinstance(registration.entry_point, str):
         _require_package(env_id, registration.entry_point)
     return registration
+
+
+def _target_of(config: EnvConfig) -> Registration | Factory:
+    """Find the target of the name; a soft horizon takes the place of the time limit of a registration."""
+    target = _resolve(config.env)
+    if config.soft_horizon and config.horizon is None and isinstance(target, Registration):
+        return replace(target, max_episode_steps=NEVER) if target.max_episode_steps else target
+    return target
 
 
 def _unknown(name: str, env_id: str, module: ModuleType | None) -> str:

@@ -75,12 +75,13 @@ def by_family() -> dict[str, FamilyPreset]:
 def find_name(env_id: str) -> str | None:
     """Return the name of the preset of an environment, as in `--env`; None without a preset.
 
-    A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by the whole name.
+    A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by the whole name. A
+    class of a module (`package.module:Pendulum`) is no single environment, whatever its name.
     """
     env_id = unnumbered(env_id)
     env = env_id.rpartition(":")[2]
     name = re.sub(r"-v\d+$", "", env)
-    if name in PRESETS:
+    if name in PRESETS and not _is_class(env_id):
         return name
     presets = by_family().items()
     return next((key for key, preset in presets if re.match(preset.ids, env) or re.match(preset.ids, env_id)), None)
@@ -88,8 +89,14 @@ def find_name(env_id: str) -> str | None:
 
 def public_name(env_id: str) -> str:
     """Return the name of an environment without module and version; a game of Atari has the prefix `ALE/`."""
+    if _is_class(unnumbered(env_id)):
+        return env_id
     name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", unnumbered(env_id).rpartition(":")[2])
     return f"ALE/{name}" if find_name(env_id) == "atari" and "/" not in name else name
+
+
+def _is_class(env_id: str) -> bool:
+    return ":" in env_id and re.search(r"-v\d+$", env_id) is None
 
 
 def env_preset(name: str, device: str) -> Preset:

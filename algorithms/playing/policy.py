@@ -291,13 +291,11 @@ def look_at(config: EnvConfig, given: Spaces | None = None) -> tuple[Spaces, Env
         given = (given[0], given[1] if config.clip_actions else unbounded(given[1]))
         return given, spec_of(*given, form=ActionForm.of(config))
     if not is_vector_only(config):
-        try:
-            with contextlib.closing(EnvSet([lambda: make_single(config)], config.env, RAISE)) as envs:
-                assert envs.spaces is not None
-                return envs.spaces, envs.spec(form=ActionForm.of(config))
-        except UsageError:
-            if not config.env_kwargs:  # of which the vector may know more
-                raise
+        make = [lambda: make_single(config)]
+        # A function may make a vector, and a vector may know more arguments; what is wrong otherwise is raised below.
+        with contextlib.suppress(UsageError), contextlib.closing(EnvSet(make, config.env, RAISE)) as envs:
+            assert envs.spaces is not None
+            return envs.spaces, envs.spec(form=ActionForm.of(config))
     with contextlib.closing(make_first(config)) as group:
         assert isinstance(group, GymVector)
         return group.single_spaces, group.spec

@@ -70,7 +70,8 @@ from appo.algorithms.runtime.runner import Runner, Turns, run_to_end
 from appo.algorithms.runtime.topology import Topology
 from appo.envs.make import check_name
 from appo.envs.masks import masks_said
-from appo.utils.errors import AppoError, DirectoryInUse, Interrupted, NothingTrained, StopNow
+from appo.envs.spec import EnvSpec
+from appo.utils.errors import AppoError, DirectoryInUse, Interrupted, NothingTrained, StopNow, UsageError
 from appo.utils.logging import configure
 from appo.utils.system.limits import raise_limit
 from appo.utils.system.machine import allocator_settings, available_cores, core_time, limit_threads, processor_name
@@ -233,8 +234,7 @@ class Run:
         self._place()
         for line in filter(None, (_advice(config), told(config, undecided, spec), spec.agents, masks_said(spec))):
             log.info("%s", line)
-        if config.output.output:
-            check_output(config.output, spec, writer_name(self.directory), config.algorithm.recorded(spec))
+        self._check_spec(spec)
         budget = budget_of(whole, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
@@ -336,6 +336,14 @@ class Run:
         if config.population.policy_mapping:
             find_function("policy_mapping", config.population.policy_mapping)
         check_observers(config)
+
+    def _check_spec(self, spec: EnvSpec) -> None:
+        """Refuse what an environment cannot give (UsageError)."""
+        config = self.config
+        if config.output.output:
+            check_output(config.output, spec, writer_name(self.directory), config.algorithm.recorded(spec))
+        if config.whole_episodes and spec.same_step:
+            raise UsageError("--batch_mode=complete_episodes: this vector begins the next episode in the same step")
 
     def _start_fork_server(self) -> bool:
         """Start the fork server unless it runs; return whether the server is still loading."""

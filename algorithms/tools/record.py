@@ -23,7 +23,7 @@ from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.flags import RecordConfig
 from appo.envs.config import EnvConfig
-from appo.envs.make import make_group
+from appo.envs.make import is_vector_only, make_group
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
 from appo.utils.command_line import apart, say
 from appo.utils.errors import ResourceError, UsageError
@@ -63,8 +63,13 @@ def record(config: RecordConfig) -> int:
     # Flags that change training alone: a dataset has the ends of the environment.
     with contextlib.ExitStack() as stack:
         stack.enter_context(apart(as_json=config.json))
-        envs = make_group(replace(env, env_vectorization="python", no_done_at_end=False), config.num_envs)
+        kind = env.env_vectorization if is_vector_only(env) else "python"
+        envs = make_group(replace(env, env_vectorization=kind, no_done_at_end=False), config.num_envs)
         stack.callback(envs.close)
+        if envs.spec.same_step:
+            raise UsageError(
+                f"{env.env} resets in the step that ends an episode, so no step shows its last observation"
+            )
         act = _random_actions(envs.spec, seed) if run is None else _trained_actions(run, config, envs, seed)
         about: dict[str, object] = {
             "algorithm_name": "random" if run is None else run.config.run.algo,

@@ -134,7 +134,6 @@ class EnvGroup:
         self.lives = LostLives(envs.num_rows) if plan.episodic_life else None
         self.steps = {slot: self._steps(slot, finals) for slot in plan.slots}
         self.free = deque(take_back(trajectories, plan.slots))
-        trajectories.num_frames[list(self.free)] = envs.spec.frames_per_step
         self.slot, self.step = -1, plan.start
         self.previous, self.retiring = -1, False  # the slot filled last; whether no trajectory begins any more
         self._begun = False
@@ -269,6 +268,7 @@ class EnvGroup:
         t.follows[slot] = t.sequence[self.previous] if self.previous >= 0 else 0
         for key, row in self._carry_obs.items():
             t.obs[key][slot, start] = row
+        t.num_frames[slot] = self.envs.spec.frames_per_step  # until the environment reports a number
         t.first[slot, start] = self._carry_first
         t.policy_id[slot, start] = self._carry_policy
         if start:  # the steps before a late start were never taken

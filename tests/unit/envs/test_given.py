@@ -120,7 +120,8 @@ def test_a_number_is_no_part_of_what_a_run_goes_by(tmp_path: Path) -> None:
     assert given.is_again(*names)
     assert given.is_again(*reversed(names))
     assert new_name(tmp_path, names[1]) == "Local_1"
-    assert find_name("<program>:CartPole#2") == find_name("<program>:CartPole") is not None
+    assert find_name("<program>:CartPole-v1#2") == find_name("<program>:CartPole-v1") == "CartPole"
+    assert find_name("<program>:CartPole#2") is find_name("my_module:CartPole") is None  # a class of the user
     with pytest.raises(UsageError, match=r"env=Other to train"):
         given.find("<program>:Other#2")
 

@@ -1,5 +1,6 @@
 """A soft horizon ends episodes in the statistics, and nowhere else."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Ho
 from appo.algorithms.runtime.messages import EpisodesDone
 from appo.algorithms.runtime.sampling.episodes import SoftHorizon
 from appo.envs.config import EnvConfig
+from appo.envs.make import NEVER, make_group, make_single
 from appo.envs.spec import StepRow
 from appo.utils.errors import UsageError
 from tests.integration.runs import SerialRun
@@ -115,6 +117,16 @@ def test_actors_make_environments_without_the_horizon_and_keep_it_themselves(tmp
     t = run.blueprint.trajectories(run.arena)
     assert not t.truncated.any()
     assert not t.first[:, 1:].any()
+
+
+def test_it_takes_the_place_of_the_time_limit_of_a_registration() -> None:
+    single = EnvConfig(env="Pendulum-v1", horizon=1000, soft_horizon=True)
+    assert make_single(single.as_trained).get_wrapper_attr("_max_episode_steps") == NEVER
+    assert make_single(single).get_wrapper_attr("_max_episode_steps") == 1000
+    assert make_single(EnvConfig(env="Pendulum-v1")).get_wrapper_attr("_max_episode_steps") == 200
+    vector: Any = make_group(replace(single, env="CartPole-v1", env_vectorization="native").as_trained, 2)
+    assert vector._env.unwrapped.max_episode_steps == NEVER
+    vector.close()
 
 
 def test_it_needs_a_horizon_which_players_keep() -> None:
