@@ -42,7 +42,7 @@ class FittedQ:
 
     Args:
         spec: of the environment, whose action is one choice.
-        config: of the network; it is without a memory.
+        config: of the network; it is without a memory and spectral normalization.
         scaled_as: a model whose running statistics of observations are taken over.
         seed: of the first weights and of what is drawn.
 
@@ -53,7 +53,7 @@ class FittedQ:
         self.generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = build_q_network(replace(config, use_rnn=False), spec, dueling=False)
+            self.network = build_q_network(replace(config, use_rnn=False, use_spectral_norm=False), spec, dueling=False)
         for key in self.network.normalized_keys:
             scaling: Any = scaled_as.scaling_of(key)
             self.network.set_observation_statistics(key, scaling.mean, scaling.inv_std)

@@ -127,7 +127,8 @@ def curves(folder: RunFolder) -> dict[int, Figures]:
                 of_policy.setdefault(tag, []).append(
                     Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
                 )
-    ranked = {policy: tags[RETURN][-1].value if RETURN in tags else float("-inf") for policy, tags in found.items()}
+    last = {policy: tags[RETURN][-1] for policy, tags in found.items() if RETURN in tags}
+    ranked = {p: (last[p].env_steps > 0, last[p].value) if p in last else (False, 0.0) for p in found}  # frozen last
     best_first = sorted(found, key=ranked.__getitem__, reverse=True)[:MOST_POLICIES]
     return {policy: {tag: thinned(points, tag) for tag, points in found[policy].items()} for policy in best_first}
 

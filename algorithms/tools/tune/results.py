@@ -69,15 +69,16 @@ def verdict(results: Results) -> list[str]:
     whole, name = (f"trial 0 ({words_of_first(changes)})", "trial 0") if changes else ("preset", "the preset")
     lines = [f"{whole}: {_mean(preset.outcomes)}"]
     if winner.number == preset.number:
-        return [*lines, f"no trial with all seeds was better than {name}"]
-    lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
+        lines.append(f"no trial with all seeds was better than {name}")
+    else:
+        lines.append(f"trial {winner.number}: {_mean(winner.outcomes)}, chosen for this score")
     failed = {seed: one for seed, one in results.confirmed.items() if isinstance(one, str)}
     lines += [
         f"trial {winner.number} with seed {seed} failed: {' '.join(reason.split())}" for seed, reason in failed.items()
     ]
     if again := {seed: one for seed, one in results.confirmed.items() if isinstance(one, Outcome)}:
         lines.append(f"trial {winner.number} with seeds {','.join(map(str, again))}: {_mean([*again.values()])}")
-        if fmean(one.score for one in again.values()) <= preset.score:
+        if winner.number != preset.number and fmean(one.score for one in again.values()) <= preset.score:
             lines.append(f"with new seeds the winner is not better than {name}: keep {name}, or search on")
     return lines
 

@@ -113,7 +113,7 @@ def _features(config: Config, space: Space) -> dict[str, object]:
     algorithm, images = config.algorithm, config.reads_images
     features: dict[str, object] = {"images": images, "vectors": not images, "actors": True}
     features |= {"critic": algorithm.values == "critic", "returns": algorithm.learns_from_rewards}
-    features["memory"] = config.model.use_rnn or "use_rnn" in space
+    features["memory"] = config.model.use_rnn or "use_rnn" in space or bool(config.model.encoder_custom)
     if config.sampling.inference == "serial" and "inference" not in space:
         features |= {"central": False, "processes": False}
     return config.to_flat() | features

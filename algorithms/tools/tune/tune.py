@@ -151,7 +151,7 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     limits = {"train_for_env_steps": config.trial_env_steps, "train_for_seconds": config.trial_seconds}
     shared |= {name: limit for name, limit in limits.items() if limit}
     source = f"--space={shown(config.space)}" if config.space else "the built-in space"
-    of_runs = Config.from_flat({**preset.to_flat(), **shared})
+    of_runs = replace(Config.from_flat({**preset.to_flat(), **shared}), by_kind=preset.by_kind)
     frames = made_once(preset).frames_per_step
     if not config.space:
         _require_update(of_runs, frames)

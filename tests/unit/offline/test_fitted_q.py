@@ -38,7 +38,7 @@ def test_values_of_a_chain_are_found() -> None:
         torch.tensor(terminated),
         POLICY[states],
     )
-    config = ModelConfig(encoder_mlp_layers=(32,), use_rnn=False, nonlinearity="tanh")
+    config = ModelConfig(encoder_mlp_layers=(32,), use_rnn=False, nonlinearity="tanh", use_spectral_norm=True)
     torch.manual_seed(0)
     fitted = FittedQ(SPEC, config, build_model(config, SPEC), seed=1)
     loss = fitted.fit(data, GAMMA, 1_500)

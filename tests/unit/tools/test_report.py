@@ -109,6 +109,12 @@ def test_of_one_run_every_policy_has_a_curve_and_its_flags_are_compared_with_def
     assert written("r0", "r1").data["series"][0]["figures"]["reward/mean"][2] == [1, 9]  # of the one that ends best
 
 
+def test_a_policy_that_does_not_learn_comes_last(runs: Path) -> None:
+    records = [*reports(1.0, 2.0), *({**one, "env_steps": 0} for one in reports(9.0, 9.0, policy=1))]
+    (runs / "train_dir/r0/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert written("r0", "r1").data["series"][0]["figures"]["reward/mean"][2] == [1, 2]
+
+
 def test_a_lineage_is_drawn_and_said(runs: Path) -> None:
     events = [EVENT, EVENT | {"kind": "mutation", "policy": 1}, EVENT | {"env_steps": 10**40}]
     (runs / "train_dir/r0/lineage.json").write_text(json.dumps({"events": events}))

@@ -4,12 +4,15 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.runtime.messages import EpisodesDone
+from appo.algorithms.tools.flags import TuneConfig
 from appo.algorithms.tools.tune.results import Results, draw, summary, table, verdict
 from appo.algorithms.tools.tune.space import (
     Range,
@@ -33,6 +36,7 @@ from appo.algorithms.tools.tune.study import (
     is_hopeless,
 )
 from appo.algorithms.tools.tune.trial import Outcome, Returns
+from appo.algorithms.tools.tune.tune import _new_settings
 from appo.utils.errors import UsageError
 
 SPACE = {"learning_rate": Range(1e-4, 1e-2, True), "ppo_epochs": Range(1, 8, False), "nonlinearity": ("elu", "tanh")}
@@ -437,5 +441,29 @@ def test_results_compare_the_winner_with_the_preset() -> None:
     moved = worse._replace(changes={**changes, 0: {"gamma": 0.6, "rollout": 64}})
     assert verdict(moved)[0] == "trial 0 (the preset except gamma=0.6 rollout=64): 2.00 [-10.71, 14.71]"
     assert verdict(moved)[-1] == "with new seeds the winner is not better than trial 0: keep trial 0, or search on"
-    assert verdict(moved._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than trial 0"]
-    assert verdict(found._replace(winner=records[0]))[1:] == ["no trial with all seeds was better than the preset"]
+    assert verdict(moved._replace(winner=records[0]))[1:] == [
+        "no trial with all seeds was better than trial 0",
+        "trial 0 with seeds 3: 1.00",
+    ]
+    assert verdict(found._replace(winner=records[0]))[1:] == [
+        "no trial with all seeds was better than the preset",
+        "trial 0 with seeds 3,4: 5.00 [-7.71, 17.71]",
+    ]
+
+
+class Pixels(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, True, False, {}
+
+
+def test_an_unknown_environment_of_images_is_tuned_as_one(tmp_path: Path) -> None:
+    config = TuneConfig(study="s", trial_env_steps=50_000, train_dir=str(tmp_path))
+    space = _new_settings(config, {"env": f"{__name__}:Pixels"}, {}).space
+    assert "hidden_size" in space
+    assert "encoder_mlp_layers" not in space
