@@ -6,6 +6,7 @@ Torch's dispatch takes most of the time of a small forward pass, so small networ
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -37,7 +38,9 @@ def load_player(run: SavedRun, spec: EnvSpec, config: EvaluationConfig, seed: in
     Raises:
         UsageError: the checkpoint does not fit the flags of the run, or the policy lacks `--epsilon`.
     """
-    context = Context(spec, run.config.learning, run.config.model_of(run.policy), "fp32", choose_device(config.device))
+    own = dict(enumerate(run.config.per_policy)).get(run.policy, {})
+    learning = replace(run.config.learning, **own)
+    context = Context(spec, learning, run.config.model_of(run.policy), "fp32", choose_device(config.device))
     algorithm = run.config.algorithm
     flat = algorithm.make_model(context)
     state, _ = decode(run.files, flat.table)

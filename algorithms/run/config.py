@@ -350,8 +350,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         ("env preset", preset),
     ]
     values, origins = _merged(layers)
-    if values.get("input_evaluation") == "simulation":
-        values, origins = _merged([*layers, ("--input_evaluation", {"eval_every_sec": SIMULATION_SECONDS})])
+    if values.get("input_evaluation") == "simulation" and not values.get("eval_every_sec"):
+        values["eval_every_sec"], origins["eval_every_sec"] = SIMULATION_SECONDS, "--input_evaluation"
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
     config = replace(
         Config.from_flat(values),

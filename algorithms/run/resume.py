@@ -183,7 +183,8 @@ def _decoded(
     try:
         return decode(loaded.files, table, layout, whole=whole)[0]
     except (UsageError, CheckpointError) as error:  # the file is undamaged: another algorithm has other vectors
-        raise UsageError(f"--init_from={shown(named)}: {error}") from None
+        also = "" if whole else "; networks of the learner itself have to be there too"
+        raise UsageError(f"--init_from={shown(named)}: {error}{also * isinstance(error, CheckpointError)}") from None
 
 
 def _take_over(

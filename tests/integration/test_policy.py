@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,21 @@ def test_weights_travel(runs: Path) -> None:
     del weights[name]
     with pytest.raises(UsageError, match=f"weights {name} must have shape .*, got none"):
         other.set_weights(weights)
+
+
+def test_a_policy_plays_with_the_flags_of_learning_of_its_own(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = find_run(evaluation(runs, "counter"))
+    config = replace(run.config, population=replace(run.config.population, per_policy={"gamma": [0.5]}))
+    seen: list[float] = []
+    kind, make_model = type(config.algorithm), type(config.algorithm).make_model
+
+    def noting(self: Any, context: Any) -> Any:
+        seen.append(context.flags.gamma)
+        return make_model(self, context)
+
+    monkeypatch.setattr(kind, "make_model", noting)
+    load_player(run._replace(config=config), look_at(config.env)[1], evaluation(runs, "counter"), 0)
+    assert seen == [0.5]
 
 
 def test_the_callers_random_numbers_and_threads_stay(runs: Path) -> None:

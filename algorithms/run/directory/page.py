@@ -13,7 +13,9 @@ from typing import Any
 from appo.algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset, flag_table
 from appo.algorithms.run.config import LOCATION, Config
 from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.program import given_again
 from appo.algorithms.run.summary import RunSummary, summary
+from appo.envs.given import is_given
 from appo.utils.command_line import own_command, words_of, words_of_flag
 from appo.utils.errors import StopNow
 from appo.utils.metrics import duration, short_number
@@ -48,6 +50,18 @@ def page(directory: Path, config: Config) -> str:
     flags = saved_flags(directory)  # with the seed, which may have been drawn, and of several learners the whole batch
     name = shlex.quote(f"--experiment={config.run.experiment}")
     location = "".join(f" {shlex.quote(word)}" for word in words_of_flags(flags, {}, ("train_dir", "experiments_root")))
+    commands = [
+        "The same again, from the start:",
+        "",
+        f"    {command_line(flags, config.by_kind)}",
+        "",
+        "More of it:",
+        "",
+        f"    appo train {name}{location} --train_for_env_steps=N   # go on, to a larger budget",
+        f"    appo enjoy {name}{location}   # watch it; --json measures it",
+    ]
+    if is_given(config.env.env):
+        commands = [given_again(config), ""]
     return "\n".join(
         [
             f"# {found.name}",
@@ -59,14 +73,7 @@ def page(directory: Path, config: Config) -> str:
             "|---|---|",
             *[f"| {key} | {value} |" for key, value in _figures(found, status, flags).items()],
             "",
-            "The same again, from the start:",
-            "",
-            f"    {command_line(flags, config.by_kind)}",
-            "",
-            "More of it:",
-            "",
-            f"    appo train {name}{location} --train_for_env_steps=N   # go on, to a larger budget",
-            f"    appo enjoy {name}{location}   # watch it; --json measures it",
+            *commands,
             f"    appo plot {shlex.quote(config.run.experiment)}{location} -o curve.png   # its curve, or several",
             "",
             "Written by appo whenever training ends; `metrics.jsonl` has all figures, `config.json` all flags.",
@@ -77,7 +84,8 @@ def page(directory: Path, config: Config) -> str:
 
 def command_line(flags: Mapping[str, object], by_kind: Mapping[str, object]) -> str:
     """Return the shortest command that trains with the same flags; see `words_of_flags`."""
-    names = (name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in ("env", *LOCATION))
+    apart = ("env", "log_format", *LOCATION)  # a run of a program has no panel, the same run of a command has one
+    names = (name for name in flag_table(str(flags.get("algo", DEFAULT))).flags if name not in apart)
     return shlex.join(["appo", "train", *words_of_flags(flags, by_kind, ["env", *names])])
 
 

@@ -1,6 +1,7 @@
 import logging
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_the_page_says_what_was_trained_how_it_ended_and_how_to_repeat_it(config
     ):
         assert f"\n{line}\n" in text, line
     assert "learning curve" not in text
+
+
+def test_a_run_of_a_class_of_the_program_says_how_to_go_on(config: Config) -> None:
+    given = replace(config, env=replace(config.env, env="<program>:Mine"))
+    directory = ended(given)
+    leave_page(given, with_curve=False)
+    text = (directory / PAGE_FILE).read_text()
+    assert "to resume it give env=Mine again" in text
+    assert "appo train" not in text
 
 
 @pytest.mark.parametrize(
