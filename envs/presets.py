@@ -76,12 +76,14 @@ def find_name(env_id: str) -> str | None:
     """Return the name of the preset of an environment, as in `--env`; None without a preset.
 
     A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by the whole name. A
-    class of a module (`package.module:Pendulum`) is no single environment, whatever its name.
+    class of a module (`package.module:Pendulum`) has no preset, whatever its name.
     """
     env_id = unnumbered(env_id)
+    if _is_class(env_id):
+        return None
     env = env_id.rpartition(":")[2]
     name = re.sub(r"-v\d+$", "", env)
-    if name in PRESETS and not _is_class(env_id):
+    if name in PRESETS:
         return name
     presets = by_family().items()
     return next((key for key, preset in presets if re.match(preset.ids, env) or re.match(preset.ids, env_id)), None)
@@ -96,7 +98,7 @@ def public_name(env_id: str) -> str:
 
 
 def _is_class(env_id: str) -> bool:
-    return ":" in env_id and re.search(r"-v\d+$", env_id) is None
+    return re.search(r":\w+$", env_id) is not None  # ids of environments have versions or folders
 
 
 def env_preset(name: str, device: str) -> Preset:

@@ -180,6 +180,7 @@ class Run:
         except Interrupted as interruption:
             run = self.config.run
             if self.begun:
+                self.leave_page(with_curve=False)
                 without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
                 log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             else:
@@ -188,6 +189,10 @@ class Run:
         except StopNow:
             log.info("ended without saving")
             return Interrupted.exit_code
+        except NothingTrained:
+            self.leave_page(with_curve=False)
+            raise
+        self.leave_page(with_curve=True)
         log.info("finished: %s; results are in %s", reason, self.directory)
         return 0
 
@@ -214,12 +219,14 @@ class Run:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             if not isinstance(error, DirectoryInUse):  # then the folder is another run's
                 self.status.write(state, str(error))
-            if self.begun and isinstance(error, Interrupted | NothingTrained):
-                self._leave_page(with_curve=False)
             raise
         self.status.write("finished", reason)
-        self._leave_page(with_curve=True)
         return reason
+
+    def leave_page(self, *, with_curve: bool) -> None:
+        """Write README.md of the run that has ended; a rank whose folder belongs to rank 0 writes none."""
+        if not self._is_further:
+            leave_page(self.config, with_curve=with_curve)
 
     def _start(self, stack: ExitStack) -> Runner:
         """Start the run, which the stack ends, from its flags to running workers: read from top to bottom."""
@@ -234,7 +241,7 @@ class Run:
         self._place()
         for line in filter(None, (_advice(config), told(config, undecided, spec), spec.agents, masks_said(spec))):
             log.info("%s", line)
-        self._check_spec(spec)
+        self._refuse_unfit(spec)
         budget = budget_of(whole, spec.frames_per_step)
 
         # How many workers there are and where, and the memory that they share.
@@ -311,10 +318,6 @@ class Run:
         """Return whether the run is a rank other than 0, whose folder and end belong to rank 0."""
         return self.rank is not None and self.rank.number > 0
 
-    def _leave_page(self, *, with_curve: bool) -> None:
-        if not self._is_further:
-            leave_page(self.config, with_curve=with_curve)
-
     def _limits(self, budget: Budget) -> Budget:
         """Return the budget at which this start ends: that of env steps alone in a rank whose end rank 0 decides."""
         return replace(budget, seconds=math.inf, benchmark=False) if self._is_further else budget
@@ -337,7 +340,7 @@ class Run:
             find_function("policy_mapping", config.population.policy_mapping)
         check_observers(config)
 
-    def _check_spec(self, spec: EnvSpec) -> None:
+    def _refuse_unfit(self, spec: EnvSpec) -> None:
         """Refuse what an environment cannot give (UsageError)."""
         config = self.config
         if config.output.output:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from appo.algorithms.runtime.config import ENDLESS
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
@@ -70,7 +71,9 @@ def summary(directory: Path) -> RunSummary | None:
     if state in LIVING_STATES and not _is_locked(folder.lock):
         state = "crashed"  # it is not alive to say that it has ended
     last_return = max(_last_returns(status, last), default=None)
-    share = number_of(status.get("share"))
+    share, limit = number_of(status.get("share")), number_of(config.get("train_for_env_steps"))
+    if share is None and state != "training" and env_steps and limit and limit < ENDLESS["env_steps"]:
+        share = env_steps / limit  # the status of a start that has not trained
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),

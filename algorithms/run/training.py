@@ -397,14 +397,13 @@ class Training:
             next(self._turns)
         except StopIteration as end:
             self._end(str(end.value), 0)
+            self._run.leave_page(with_curve=True)
+            self._raise(self._run.signals.request)  # which came too late to end training
         except Interrupted as interruption:
             self._end(str(interruption), interruption.exit_code)
-            if isinstance(interruption, NotSaved):
-                raise
-            if not self._stopped:
-                if isinstance(interruption, Terminated):
-                    raise
-                raise KeyboardInterrupt(str(interruption)) from None
+            if self._run.begun:
+                self._run.leave_page(with_curve=False)
+            self._raise(interruption)
         except StopNow:
             self._turns = None
             raise KeyboardInterrupt("ended without saving") from None
@@ -414,6 +413,15 @@ class Training:
                 error.add_note(error.traceback.rstrip())  # of a process of ours, which Python knows nothing of
             raise
         return self._turns is not None
+
+    def _raise(self, interruption: Interrupted | None) -> None:
+        """Raise what the caller has to see of the request for an end; nothing for an end by `stop`."""
+        if isinstance(interruption, NotSaved):
+            raise interruption
+        if interruption is not None and not self._stopped:
+            if isinstance(interruption, Terminated):
+                raise interruption
+            raise KeyboardInterrupt(str(interruption)) from None
 
     def _end(self, reason: str, exit_code: int) -> None:
         self._turns = None

@@ -252,7 +252,8 @@ class Evaluator:
 
     def _close_envs(self) -> None:
         if self._envs is not None:
-            self._envs.close()
+            with apart(as_json=self.config.json):
+                self._envs.close()
         self._envs = None
 
 

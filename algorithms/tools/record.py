@@ -26,7 +26,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import is_vector_only, make_group
 from appo.envs.spec import MASK_KEY, BoolArray, EnvSpec, GroupEnv, StepRow
 from appo.utils.command_line import apart, say
-from appo.utils.errors import ResourceError, UsageError
+from appo.utils.errors import OtherNumber, ResourceError, UsageError
 from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
 from appo.utils.system.machine import available_memory_bytes
@@ -64,7 +64,11 @@ def record(config: RecordConfig) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(apart(as_json=config.json))
         kind = env.env_vectorization if is_vector_only(env) else "python"
-        envs = make_group(replace(env, env_vectorization=kind, no_done_at_end=False), config.num_envs)
+        env = replace(env, env_vectorization=kind, no_done_at_end=False)
+        try:
+            envs = make_group(env, config.num_envs)
+        except OtherNumber as error:  # a vector has as many as it has
+            envs = make_group(env, error.made)
         stack.callback(envs.close)
         if envs.spec.same_step:
             raise UsageError(

@@ -194,12 +194,14 @@ def test_json_has_no_line_that_the_environment_prints(
 
     reset_quietly = Counter.reset
     monkeypatch.setattr(Counter, "reset", reset)
+    monkeypatch.setattr(Counter, "close", lambda env: print("closing"))
     monkeypatch.chdir(tmp_path)
     name, *words = command
     assert cli.run(name, [str(copied(runs, "counter", tmp_path, "/600")), *words, "--json"]) == 0
     out, err = capfd.readouterr()
     assert all(json.loads(line) for line in out.splitlines())
     assert "loading" in err
+    assert "closing" in err
 
 
 def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,13 @@ def test_leaving_the_block_stops_and_saves_also_with_an_error(tmp_path: Path) ->
         Training(SMALL).save()
 
 
+def test_ctrl_c_while_the_page_is_written_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appo.algorithms.run.main.leave_page", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, train_dir=tmp_path, experiment="a", train_for_env_steps=500)
+    assert load_policy(tmp_path / "a").env_steps >= 500
+
+
 def test_ctrl_c_saves_and_is_passed_on(tmp_path: Path) -> None:
     def run() -> None:
         with Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0) as training:

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Table, named
+from appo.algorithms.runtime.memory.learner_state import NETWORKS, WEIGHTS, LearnerState, StateLayout, Table, named
 from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN, read_plain
 from appo.utils.errors import CheckpointError, UsageError
 from appo.utils.values import shown
@@ -44,7 +44,7 @@ def decode(
         files: contents of a verified checkpoint. Verified files may be by any author.
         table: expected table; None accepts any, in alphabetical order.
         layout: expected layout; None: only the weights are read.
-        whole: whether vectors outside of the layout are refused.
+        whole: whether vectors outside of the layout, and missing ones other than of networks, are refused.
 
     Raises:
         UsageError: weights of another model, or vectors of another algorithm.
@@ -60,7 +60,8 @@ def decode(
         for name, declared in layout.vectors.items():
             if name != WEIGHTS:
                 like_weights = _is_like_weights(declared.shape, declared.dtype, table)
-                vectors[name] = _joined(others, f"{name}.", table) if like_weights else others[name]
+                if like_weights or name in others:
+                    vectors[name] = _joined(others, f"{name}.", table) if like_weights else others[name]
     state = LearnerState(vectors, read_plain(_file(files, "state.json"), layout.numbers if layout else ()))
     if not state.is_finite or not all(np.isfinite(a).all() for a in others.values() if a.dtype.kind == "f"):
         raise CheckpointError("weights, moments or statistics are not finite")
@@ -102,6 +103,8 @@ def _check_others(described: Described, table: Table, layout: StateLayout | None
             continue
         known.add(name)
         dtype, shape = described.get(name, ("", ()))
+        if not (whole or name in described or name.startswith(NETWORKS)):
+            continue  # moments of another algorithm, which begin anew
         if dtype != declared.dtype or len(shape) != len(declared.shape):
             missing.append(name)
         elif shape != declared.shape:

@@ -37,7 +37,9 @@ def kill_group(group: int) -> None:
 
 def kill_groups(groups: Iterable[int]) -> None:
     """Kill all processes of several groups; the files that the machine's processes map are read once."""
-    living = {group for group in groups if _has_taken(group, signal.SIGSTOP)}  # keeps the mapped files unchanged
+    living = {
+        group for group in groups if group and _has_taken(group, signal.SIGSTOP)
+    }  # keeps the mapped files unchanged
     if not living:
         return
     ours, others = set[str](), set[str]()

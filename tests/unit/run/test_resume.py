@@ -489,7 +489,7 @@ def test_weights_are_taken_from_a_learner_with_other_vectors() -> None:
     place = started().run.run_directory / "checkpoint_p0"
     checkpoint_files.save(place, checkpoint_files.checkpoint_name(100), files)
     layout = adam_layout(6, 3)
-    model = replace(MODEL, layout=StateLayout({**layout.vectors, ours: Vector(2)}, layout.numbers))
+    model = replace(MODEL, layout=StateLayout({**layout.vectors, ours: Vector(2, inherited=True)}, layout.numbers))
     block = StateBlock(Arena.create([*StateBlock.declare(0, model.layout.vectors)]), 0)
     begin_from(flags("--experiment=new", "--init_from=a"), [block], [model])
     taken = block.read()

@@ -112,12 +112,12 @@ def test_a_run_that_failed_before_its_flags_were_saved(tmp_path: Path) -> None:
 
 
 def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
-    """Killed before a status with counters was written: the reports know more. A torn last line counts for nothing."""
+    """Killed before a status with counters was written: reports and flags know more. A torn last line is no report."""
     directory = write_run(tmp_path / "a", config=flags(), status={"state": "starting"}, metrics=reports(1.0, 2.0, 1.5))
     with open(directory / "metrics.jsonl", "a") as file:
         file.write('{"elapsed_seconds":9,"policy":0,"env_steps":900,"reward/mean":9')
     run = found(directory)
-    assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, None, 1.5)
+    assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, 0.3, 1.5)
 
 
 def test_the_status_says_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,8 +127,8 @@ def test_the_status_says_how_far_a_run_is(tmp_path: Path, capsys: pytest.Capture
     with RunLock(directory / ".lock"):
         assert (found(directory).share, found(directory).seconds_left) == (0.25, 30.4)
         assert "25%  30 s" in listed(capsys, f"--train_dir={tmp_path}")
-    for text, share in ({"share": None}, None), ({"share": "half"}, None), ({"share": 1e300}, 1.0):  # no limit, edited
-        (directory / "status.json").write_text(json.dumps(status | text))
+    for written, share in ((None, None), ("half", None), (1e300, 1.0)):  # no limit, and edited twice
+        (directory / "status.json").write_text(json.dumps(status | {"totals": {}, "share": written}))
         assert found(directory).share == share
 
 
