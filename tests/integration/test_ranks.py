@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appo.algorithms.run.config import parse_train
 from appo.algorithms.runtime.learning.learner_worker import LearnerWorker
 from tests.integration.runs import ROOT, SMALL, Run, SerialRun, command_line, train
 from tests.patience import HANG_SECONDS
@@ -46,7 +48,8 @@ def test_learners_of_the_flag_train_together(tmp_path: Path, flags: dict[str, ob
     run = assert_one_run(tmp_path / "run")
     assert run.status["reason"] == f"every policy has learned from {run.totals['env_steps']} env steps"
     (command_again,) = [x for x in (run.directory / "README.md").read_text().splitlines() if " --num_learners=2" in x]
-    assert f"--batch_size={run.config['batch_size']}" in command_again  # of all learners together
+    again = parse_train([*shlex.split(command_again)[2:], f"--train_dir={tmp_path / 'again'}"])
+    assert again.learning.batch_size == run.config["batch_size"]  # of all learners together
     assert not list(run.directory.rglob("logs/rank_1/README.md"))
     assert "pid" in command.stdout if flags.get("inference") != "local" else True
 
