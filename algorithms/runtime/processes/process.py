@@ -34,6 +34,7 @@ from appo.utils.system.signal_watch import QUIET
 from appo.utils.tracebacks import format_error, traceback_of
 
 SERVER_GONE = 255  # multiprocessing's exit code of a child whose fork server has ended, and that of `exit(-1)` in C
+SERVER_END_SECONDS = 1.0  # between the end of a server's pipes and that of the server
 LOST = 256  # no exit code: the fork server that would have reported the exit code has ended
 CRASHES = {-one for one in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)}
 """Exit codes of crashes in C code, whose Python stacks faulthandler writes into the log."""
@@ -127,8 +128,14 @@ OF_SIGKILL = {
 
 def exit_code_of(process: BaseProcess, server: int) -> int | None:
     """Return the exit code of a process, or `LOST`; `server` is the pid of its fork server, 0 without one."""
-    code = process.exitcode
-    return LOST if code == SERVER_GONE and server and process_of(server) is None else code
+    if (code := process.exitcode) != SERVER_GONE or not server:
+        return code
+    deadline = time.monotonic() + SERVER_END_SECONDS
+    while process_of(server) is not None:
+        if time.monotonic() > deadline:
+            return code
+        time.sleep(0.01)
+    return LOST
 
 
 def cause_of_death(name: str, exit_code: int | None) -> str:

@@ -24,6 +24,7 @@ from appo.algorithms.runtime.processes.restarts import (
     Revival,
     SeatHistory,
 )
+from appo.algorithms.runtime.processes.strays import process_of
 from appo.utils.errors import AppoError, CheckpointError, EnvironmentFailure, NumericsError, SpaceMismatch, UsageError
 
 KILLED = Death("killed", own_fault=False)
@@ -210,7 +211,9 @@ def exits(code: int) -> None:
     os._exit(code)
 
 
-def test_an_exit_code_is_that_of_a_lost_fork_server_only_if_the_server_has_ended() -> None:
+def test_an_exit_code_is_that_of_a_lost_fork_server_only_if_the_server_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process = multiprocessing.get_context("spawn").Process(target=exits, args=(255,))
     process.start()
     process.join()
@@ -218,6 +221,9 @@ def test_an_exit_code_is_that_of_a_lost_fork_server_only_if_the_server_has_ended
     ended.wait()
     assert exit_code_of(process, 0) == exit_code_of(process, os.getpid()) == 255
     assert exit_code_of(process, ended.pid) == LOST
+    looks = iter([process_of(os.getpid()), process_of(os.getpid()), None])  # its pipes have ended, and it has not yet
+    monkeypatch.setattr("appo.algorithms.runtime.processes.process.process_of", lambda pid: next(looks))
+    assert exit_code_of(process, os.getpid()) == LOST
     assert cause_of_death("actor_3", 255) == "actor_3 ended unexpectedly with exit code 255"
     assert "the fork server" in cause_of_death("actor_3", LOST)
 
