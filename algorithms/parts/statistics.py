@@ -172,7 +172,7 @@ class RunningStatistics:
         for key, moments in self.observation.items():
             scale = self.model.scaling_of(key).scale  # what is added to the variance is meant for scaled observations
             mean = moments.mean.float()
-            least = torch.tensor((IMAGE_VARIANCE if mean.dim() == 3 else NUMBER_VARIANCE) * scale**2)
+            least: float | Tensor = (IMAGE_VARIANCE if mean.dim() == 3 else NUMBER_VARIANCE) * scale**2
             if mean.dim() == 3 and scale == 1.0:  # floats need not be pixels; a range r has variances up to r**2 / 4
                 widest = 4 * (moments.m2 / moments.count.clamp(min=1)).max()
                 least = IMAGE_VARIANCE * widest.clamp(NUMBER_VARIANCE, 1.0)

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.learner import APPOLearner
 from appo.algorithms.appo.numpy_learner import NumpyUpdate, numpy_update
 from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
-from tests.unit.appo.batches import ROLLOUT, batch_of, learn, learner_of
+from tests.unit.appo.batches import ROLLOUT, batch_of, context_of, learn, learner_of, learning
 from tests.unit.runtime.devices import RecordingDevice
 
 OTHERS = {
@@ -107,3 +108,19 @@ def test_the_size_of_batches_and_minibatches() -> None:
     learner = learner_of(num_batches_per_iteration=2)
     assert tune(learner, {"batch_size": 2 * ROLLOUT}) == 4
     assert learn(learner, batch_of(learner.model)) == 3  # six columns by two
+
+
+class Own(APPOLearner):
+    """A learner of a user, whose loss may count and decide in Python."""
+
+
+@pytest.mark.parametrize(("kind", "quick"), [(APPOLearner, CapturedUpdate), (Own, type(None))])
+def test_the_update_of_a_subclass_is_not_captured(
+    kind: type[APPOLearner], quick: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(APPO, "learner_class", lambda self: kind)
+    flat = learner_of(model={"use_rnn": False}).flat
+    context = replace(context_of(learning()), buffered=True)
+    learner = APPO().new_learner(context, flat, RecordingDevice())
+    assert isinstance(learner, kind)
+    assert type(learner.quick) is quick

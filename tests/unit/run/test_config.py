@@ -673,6 +673,11 @@ def test_a_default_preset_of_ppo_is_the_recipe_without_its_budget(env: str, expe
     assert found["train_for_env_steps"] == FLAGS["train_for_env_steps"].default
 
 
+def test_apex_has_settings_for_images_only_where_images_are_shown() -> None:
+    for env, batch_size in {"FrozenLake-v1": 64, "MiniGrid-Empty-5x5-v0": 64, "VizdoomBasic-v1": 512}.items():
+        assert parse_train([f"--env={env}", "--algo=APEX"]).to_flat()["batch_size"] == batch_size, env
+
+
 def test_without_a_recipe_ppo_has_the_discount_of_the_environment_and_the_settings_of_its_kind() -> None:
     for env, expected in {
         "MountainCarContinuous-v0": {"gamma": 0.999, **ppo_presets.CONTINUOUS},
