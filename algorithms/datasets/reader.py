@@ -163,7 +163,7 @@ _opened: dict[tuple[tuple[str, ...], str, ActionForm], tuple[list[object], Datas
 
 def _places(word: str) -> Sequence[Place | str]:
     """Return the data folders of a word, or the name of a function."""
-    if ":" in word and not Path(word).exists():
+    if ":" in word and not os.path.exists(word):  # `Path` raises where a folder may not be entered
         return [word]
     found = sorted(glob.glob(word)) if glob.has_magic(word) and not os.path.lexists(word) else [word]
     with naming_damage(word):

@@ -82,7 +82,7 @@ def new_name(group: Path, env: str) -> str:
 
 def numbered(group: Path, stem: str) -> str:
     """Return the stem with the first number after the numbers in use."""
-    matches = filter(None, map(re.compile(re.escape(stem) + r"_(\d{1,9})").fullmatch, folders(group)))
+    matches = filter(None, map(re.compile(re.escape(stem) + r"_(\d{1,18})").fullmatch, folders(group)))
     return f"{stem}_{max((int(match[1]) for match in matches), default=0) + 1}"
 
 
@@ -137,7 +137,7 @@ def find_source(text: str, group: Path) -> WeightSource:
     best = len(words) > 1 and words[-1] == "best"
     chosen = re.fullmatch(r"ckpt_(\d{1,15})", words[-1]) if len(words) > 1 else None
     words = words[: len(words) - (best or chosen is not None)]
-    policy = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 0
+    policy = int(words.pop()) if len(words) > 1 and re.fullmatch(r"\d{1,9}", words[-1]) else 0
     name = ":".join(words)
     if (run := next((path for path in (group / name, Path(name)) if os.path.isfile(path / CONFIG_FILE)), None)) is None:
         raise UsageError(

@@ -144,7 +144,7 @@ def fill(
 def _replaced_by(changed: Sequence[str]) -> set[str]:
     """Return the numbers of a state that changed flags replace; another schedule begins with the rate of the flags."""
     names = {change.partition(" ")[0] for change in changed}
-    return names | {"learning_rate"} if "lr_schedule" in names else names
+    return names | {"learning_rate"} if names & {"lr_schedule", "per_policy"} else names
 
 
 def begin_from(config: Config, blocks: list[StateBlock], models: Sequence[ModelDescription]) -> dict[str, Any]:

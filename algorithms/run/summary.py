@@ -68,7 +68,7 @@ def summary(directory: Path) -> RunSummary | None:
     last = last_records(folder.metrics)
     env_steps = _env_steps(status, last)
     state = "damaged" if damaged else _text(status.get("state")) or "unknown"
-    if state in LIVING_STATES and not _is_locked(folder.lock):
+    if state in LIVING_STATES and not is_locked(folder.lock):
         state = "crashed"  # it is not alive to say that it has ended
     last_return = max(_last_returns(status, last), default=None)
     share, limit = number_of(status.get("share")), number_of(config.get("train_for_env_steps"))
@@ -89,7 +89,7 @@ def summary(directory: Path) -> RunSummary | None:
     )
 
 
-def _is_locked(lock: Path) -> bool:
+def is_locked(lock: Path) -> bool:
     """Return whether a process trains there; takes a shared lock for an instant."""
     try:
         with closing(os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:

@@ -62,8 +62,8 @@ class Step(NamedTuple):
         num_frames: env steps [R] of the step.
         terminated, truncated, valid: flags [R]; where `valid` is False, an environment was reset and no step taken.
         policies: acting policies [R].
-        episodes: episodes [R] of the rows, None without a step; () unless a callback also overrides the start or end of
-            episodes. Return and length are set at the end.
+        episodes: episodes [R] of the rows, None without a step or in an episode begun with random steps; () unless a
+            callback also overrides the start or end of episodes. Return and length are set at the end.
     """
 
     first_env: int
@@ -184,6 +184,10 @@ OF_ACTORS = ("on_episode_start", "on_episode_step", "on_episode_end", "on_postpr
 EVENTS = tuple(name for name in vars(Callbacks) if name.startswith(("on_", "before_")))
 
 
+class _FlagsOfRun(dict[str, Any]):
+    """The flags of a run, given to an object that has none of its own."""
+
+
 class Hooks:
     """The callbacks of one process. A method that raises is turned off with a warning; all others continue.
 
@@ -220,7 +224,8 @@ class Hooks:
                 log.warning("--callbacks=%s cannot be made and is off", name, exc_info=True)
         more = tuple(more)
         for one in more:
-            one.config = one.config or config
+            if not one.config or isinstance(one.config, _FlagsOfRun):  # of its last run
+                one.config = _FlagsOfRun(config)
         hooks = cls([*made, *more])
         hooks.off = failed
         return hooks

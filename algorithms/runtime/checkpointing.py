@@ -138,13 +138,19 @@ class Checkpointing:
         """
         self._writer.finish(SAVING)
         kinds: tuple[Kind, ...] = ("regular", "best") if regular else ("best",)
+        failed: AppoError | None = None
         for policy, (requests, late) in enumerate(zip(self._requests, self._late, strict=True)):
             self._owed[policy].update(late, *requests)  # no learner is left to answer
             requests.clear()
             late.clear()
             saving = self._writer.submit(self._order(policy, *kinds))
             self._writer.finish(SAVING)
-            saving.result(0.0)  # already done
+            try:
+                saving.result(0.0)  # already done
+            except AppoError as error:  # the checkpoints of other policies may be smaller, or lie on another disk
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _is_writing(self, policy: int) -> bool:
         return policy in self._pending and not self._pending[policy].done()

@@ -17,7 +17,7 @@ from appo.algorithms.playing.video import draw_offscreen
 from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.observers import evaluated_env
-from appo.algorithms.run.summary import LIVING_STATES
+from appo.algorithms.run.summary import LIVING_STATES, is_locked
 from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.enjoy import play_run
@@ -156,7 +156,8 @@ class Evaluator:
                 time.sleep(min(left, LONGEST_SLEEP_SECONDS))
 
     def _is_living(self) -> bool:
-        return self.folder.read_status().get("state") in LIVING_STATES
+        # A killed run leaves its last status, without its lock.
+        return self.folder.read_status().get("state") in LIVING_STATES and is_locked(self.folder.lock)
 
     def look(self) -> list[Evaluation]:
         """Evaluate the checkpoints written since the last look. Errors are those of `evaluate`."""

@@ -21,7 +21,7 @@ from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import flags_by_preset
 from appo.algorithms.run.directory.page import version_of
-from appo.algorithms.run.folder import find_run, saved_flags
+from appo.algorithms.run.folder import check_writable, find_run, saved_flags
 from appo.algorithms.run.trust import LOOKED_AT, PLAYED, uses
 from appo.algorithms.runtime.memory.plain_state import read_plain
 from appo.algorithms.runtime.memory.state_files import decode
@@ -206,6 +206,7 @@ def _download(config: HubConfig) -> int:
     target = Path(config.train_dir, name)
     if os.path.lexists(target):
         raise UsageError(f"there is {shown(str(target))} already: give another --experiment")
+    check_writable(target)
     library = _library()
     with _reaching_the_hub():
         offered = sorted(library.HfApi().list_repo_files(config.download))
@@ -216,15 +217,18 @@ def _download(config: HubConfig) -> int:
         raise UsageError(f"{config.download} holds no {CONFIG_FILE}: it is no policy of appo")
     if config.dry_run:
         return 0
-    Path(config.train_dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hub-", dir=config.train_dir) as temporary:
-        folder, place = Path(temporary, name), Path(temporary, "fetched")
-        for file in wanted:
-            with _reaching_the_hub():
-                library.hf_hub_download(config.download, file, local_dir=str(place))
-            _keep(place, file, folder / file)
-        told = _examine(folder)
-        replace_directory(folder, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".hub-", dir=target.parent) as temporary:
+            folder, place = Path(temporary, target.name), Path(temporary, "fetched")
+            for file in wanted:
+                with _reaching_the_hub():
+                    library.hf_hub_download(config.download, file, local_dir=str(place))
+                _keep(place, file, folder / file)
+            told = _examine(folder)
+            replace_directory(folder, target)
+    except OSError as error:
+        raise ResourceError(f"cannot write {shown(str(target))}: {error.strerror}") from error
     say(f"{target}: {told}")
     return 0
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import statistics
 from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ def match(config: MatchConfig) -> int:
 def find_side(text: str, policy: int, config: MatchConfig) -> SavedRun:
     """Find run and checkpoint that a word of the command line names (UsageError, CheckpointError: missing)."""
     name, colon, which = text.rpartition(":")
-    if not colon or not (which in KINDS or which.isdecimal()):
+    if not colon or not (which in KINDS or re.fullmatch(r"\d{1,15}", which)):
         name, which = text, "latest"
     folder = RunFolder(find_run(name, Path(config.train_dir)))
     kept = which in KINDS

@@ -127,8 +127,10 @@ def _follow(watched: list[ObservedRun], config: TopConfig) -> None:
         while True:
             if len(watched) > 1:
                 known = {one.directory for one in watched}
-                with contextlib.redirect_stderr(io.StringIO()):  # warnings were printed at the start
-                    watched += [ObservedRun(path) for path in _directories(config).values() if path not in known]
+                # Warnings were printed at the start; a run that is gone or damaged hides no others.
+                with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(UsageError):
+                    new = {name: path for name, path in _directories(config).items() if path not in known}
+                    watched += read_each(new, lambda _, directory: ObservedRun(directory)) if new else []
             snapshots, size = [(one.look(), one.is_alive) for one in watched], screen.size()
             living = [snapshot for snapshot, is_alive in snapshots if is_alive]
             if size.columns >= LEAST.columns and size.lines >= LEAST.lines:

@@ -23,6 +23,7 @@ from appo.algorithms.tools.flags import EvaluateConfig
 from appo.envs.toys.toy import Counter
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
+from appo.utils.lock import RunLock
 from tests.integration.enjoying import copied, enjoyed
 from tests.integration.runs import train
 from tests.videos import pictures_of
@@ -281,6 +282,22 @@ def test_following_ends_after_the_last_checkpoint(runs: Path, tmp_path: Path, mo
     assert len(results(run)) == 2
 
 
+def test_following_ends_where_main_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "status.json").write_text('{"state": "training"}')
+    with RunLock(tmp_path / ".lock") as lock, Evaluator(tmp_path, EvaluateConfig(every_sec=0.001)) as one:
+        looks: list[None] = []
+
+        def look() -> list[Evaluation]:
+            looks.append(None)
+            if len(looks) == 3:
+                lock.release()
+            return []
+
+        monkeypatch.setattr(one, "look", look)
+        one.follow()
+    assert len(looks) == 4  # the last one after the end
+
+
 def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +313,7 @@ def test_a_full_disk_costs_an_evaluation_and_not_all_that_follow(
         return []
 
     monkeypatch.setattr(Evaluator, "look", look)
-    with Evaluator(tmp_path, EvaluateConfig(every_sec=0.001)) as one:
+    with RunLock(tmp_path / ".lock"), Evaluator(tmp_path, EvaluateConfig(every_sec=0.001)) as one:
         one.follow()
     assert len(looks) == 3
     assert capsys.readouterr().err == "warning: cannot save a checkpoint: No space left on device\n"

@@ -258,6 +258,16 @@ def test_a_repository_that_lies_becomes_no_run(runs: Path, tmp_path: Path, fake:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "remote"]
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_hub_is_asked(tmp_path: Path, fake: FakeHub) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is not a folder"):
+        cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path / 'file'}"])
+    assert fake.asked == []
+    (fake.folder / "config.json").touch()
+    with pytest.raises(ResourceError, match="File name too long"):
+        cli.run("hub", ["--download=me/cart", f"--train_dir={tmp_path / ('x' * 300)}"])
+
+
 def test_a_hub_that_cannot_be_reached(runs: Path, fake: FakeHub) -> None:
     fake.fails = True
     with pytest.raises(ResourceError, match="the Hub: ConnectionError: no network"):

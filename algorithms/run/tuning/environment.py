@@ -120,7 +120,9 @@ def stepping_costs(
     num_envs = next((n for n in groups if n * once < LARGER_GROUP_SECONDS and n * slot_bytes <= LARGEST_BYTES), count)
     if num_envs > count:
         before = held_bytes()
-        group = make_group(config.env, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds))
+        group = make_group(
+            config.env.as_trained, num_envs, spec=envs.spec, on_failure=OnFailure(config.env.max_env_rebuilds)
+        )
         made.callback(group.close)
         points.append((num_envs, GroupTimer(config, group).mean_seconds(STEPPING_SECONDS)))
         yield rising(points), max(0, held_bytes() - before) // num_envs

@@ -268,7 +268,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             return
         with contextlib.ExitStack() as made, send_failures(pipe):  # first, as what is broken may take long to close
             on_failure = OnFailure(config.env.max_env_rebuilds)
-            envs = make_first(config.env, config.sampling.given_group_size, on_failure=on_failure)
+            envs = make_first(config.env.as_trained, config.sampling.given_group_size, on_failure=on_failure)
             made.callback(envs.close)
             seconds = time.perf_counter() - begin
             envs.spec = with_precision(envs)
@@ -277,7 +277,7 @@ def measure_environment(pipe: Connection, log_path: Path, config: Config, measur
             spec = learned_spec(config, envs.spec)
             pipe.send(spec)
             if spec.one_per_process is None:  # a second one may end this process, or never return
-                envs.spec = with_company(config.env, spec)
+                envs.spec = with_company(config.env.as_trained, spec)
                 pipe.send(envs.spec)
             if measure:
                 for costs in stepping_costs(config, envs, seconds, bytes_before, made):

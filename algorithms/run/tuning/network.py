@@ -54,10 +54,10 @@ def probe(config: Config) -> Probe:
     config.run.keep_code_out()
     played = None
     if config.env.env:
-        envs = make_first(config.env, config.sampling.given_group_size)
+        envs = make_first(config.env.as_trained, config.sampling.given_group_size)
         played = with_precision(envs)
         if config.sampling.shares_process:
-            played = with_company(config.env, played)
+            played = with_company(config.env.as_trained, played)
         envs.close()
     spec = learned_spec(config, played)
     whole = completed(config, spec)

@@ -213,5 +213,5 @@ def save_figure(figure: Any, path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
             figure.savefig(temporary, format=path.suffix[1:] or "png")
-        except ValueError as error:  # an unknown format
+        except (ValueError, RuntimeError) as error:  # an unknown format, or its program is missing
             raise UsageError(f"cannot write {shown(str(path))}: {error}") from None

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import multiprocessing.connection
+import os
 import re
 import shutil
 import time
@@ -105,7 +106,7 @@ def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
     of_study = ("trial_env_steps", "trial_seconds", "seeds", "space")
     asked = {**given, **{name: value for name in of_study if (value := getattr(config, name))}}
     path = config.folder / STUDY_FILE
-    settings = _read_settings(config, asked) if path.exists() else _new_settings(config, given, asked)
+    settings = _read_settings(config, asked) if os.path.exists(path) else _new_settings(config, given, asked)
     limits = {name: getattr(config, name) for name in ("trials", "tune_for_seconds", "confirm_seeds")}
     settings = replace(settings, **{name: limit for name, limit in limits.items() if limit is not None})
     raise_limit()

@@ -510,7 +510,7 @@ def test_a_whole_checkpoint_is_gone_on_from() -> None:
     save(config, 100, (1.0, 3.0))
     save(config, 200)
     words = ("--experiment=new", "--init_from=a:ckpt_100", "--init_whole")
-    block, other = blocks_of(2)
+    block, *others = blocks_of(3)
     taken = begin_from(flags(*words), [block], [MODEL])
     state = block.read()
     assert state is not None
@@ -522,10 +522,11 @@ def test_a_whole_checkpoint_is_gone_on_from() -> None:
     assert taken["progress"]["windows"] == {"reward": [1.0, 3.0]}
     # A rate that the flags of the new run change takes the place of the one in the state.
     model = replace(MODEL, layout=adam_layout(6, 3, learning_rate=0.25))
-    begin_from(flags(*words, "--learning_rate=0.25"), [other], [model])
-    changed = other.read()
-    assert changed is not None
-    assert (changed.meta["learning_rate"], changed.meta["adam_steps"]) == (0.25, 3.0)
+    for other, word in zip(others, ("--learning_rate=0.25", "--per_policy=learning_rate=0.25"), strict=True):
+        begin_from(flags(*words, word), [other], [model])
+        changed = other.read()
+        assert changed is not None
+        assert (changed.meta["learning_rate"], changed.meta["adam_steps"]) == (0.25, 3.0)
 
 
 @pytest.mark.parametrize(

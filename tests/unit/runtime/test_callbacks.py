@@ -278,6 +278,8 @@ def test_an_object_needs_no_arguments_and_gets_the_flags_of_the_run() -> None:
     assert dict(Half(worker=2).config) == {}
     Hooks.make((), {"gamma": 0.9}, None, (watch, plain, own))
     assert (watch.config, plain.config, own.config) == ({"gamma": 0.9}, {"gamma": 0.9}, {"gamma": 0.5})
+    Hooks.make((), {"gamma": 0.8}, None, (watch, plain, own))  # the next run of the program
+    assert (watch.config, plain.config, own.config) == ({"gamma": 0.8}, {"gamma": 0.8}, {"gamma": 0.5})
     assert dict(Callbacks().config) == {}
 
 

@@ -24,7 +24,7 @@ from appo.algorithms.runtime.messages import PolicyTraits, SaveState, StateSaved
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.utils import checkpoint_files, failpoints
-from appo.utils.errors import CheckpointError, NumericsError, UsageError
+from appo.utils.errors import AppoError, CheckpointError, NumericsError, UsageError
 from tests.states import NAMES, adam_layout, adam_state, stacked
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
@@ -434,6 +434,18 @@ def test_the_end_saves_what_was_learned_last(tmp_path: Path, monkeypatch: pytest
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000170"]
     assert names(tmp_path / "checkpoint_p1") == ["ckpt_000000000060"]
     assert names(tmp_path / "checkpoint_p2") == []  # it never had a state
+
+
+def test_a_checkpoint_that_cannot_be_saved_at_the_end_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch, policies=2)
+    for policy, block in enumerate(saving.blocks):
+        block.write(state_of(100 + policy))
+    (tmp_path / "checkpoint_p0").touch()
+    with pytest.raises(AppoError, match="checkpoint_p0"):
+        saving.checkpointing.finish()
+    assert names(tmp_path / "checkpoint_p1") == ["ckpt_000000000101"]
 
 
 def test_a_full_disk_costs_one_checkpoint_and_is_said(

@@ -1,5 +1,6 @@
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.curves import Point
 from appo.algorithms.tools.comparison import plot
-from appo.algorithms.tools.comparison.plot import band_of, group_runs, interquartile_mean
+from appo.algorithms.tools.comparison.plot import band_of, group_runs, interquartile_mean, save_figure
 from appo.algorithms.tools.comparison.saved_runs import ComparedRun
 from appo.utils.errors import UsageError
 from tests.unit.run.test_summary import reports, write_run
@@ -113,6 +114,12 @@ def test_what_is_wrong_is_one_line(runs: Path, argv: list[str], expected: str) -
         cli.run("plot", argv)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_format_whose_program_is_missing_is_one_line(tmp_path: Path) -> None:
+    figure = Mock(savefig=Mock(side_effect=RuntimeError("xelatex not found")))
+    with pytest.raises(UsageError, match=r"^cannot write .*x\.pgf: xelatex not found$"):
+        save_figure(figure, tmp_path / "x.pgf")
 
 
 def test_a_name_that_begins_with_an_underscore_has_a_legend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,30 @@ def test_on_a_terminal_it_stays_until_the_run_ends(tmp_path: Path, monkeypatch: 
     assert lines[-1].startswith("finished: enough; ended ")
 
 
+def test_a_run_that_goes_meanwhile_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = living(tmp_path / "x"), living(tmp_path / "y")
+    second = second.rename(tmp_path / "b")
+    monkeypatch.setenv("TERM", "xterm")
+    looks: list[float] = []
+
+    def ends_meanwhile(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 1:
+            second.rename(tmp_path / "elsewhere")
+        if len(looks) == 2:
+            (first / "status.json").write_text(json.dumps(STATUS | {"state": "finished", "reason": "enough"}))
+            monkeypatch.setattr("appo.algorithms.tools.top.BETWEEN_RUNS_SECONDS", 0.0)
+
+    monkeypatch.setattr("appo.algorithms.tools.top.time.sleep", ends_meanwhile)
+    with Terminal() as terminal, RunLock(first / ".lock"), RunLock(second / ".lock"):
+        assert cli.run("top", [str(first), str(second)]) == 0
+        lines = terminal.lines()
+    assert len(looks) >= 2
+    last = "".join(lines[-3:]).replace(" ", "")  # the terminal breaks a long path
+    assert "a:finished:enough;ended" in last
+    assert last.endswith("isgone")
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(40, 10), (20, 5), (12, 2), (59, 30), (100, 8)])
 def test_on_a_small_terminal_nothing_wraps_and_what_matters_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int, rows: int

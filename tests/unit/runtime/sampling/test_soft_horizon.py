@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from appo.algorithms.run.config import Config, check
+from appo.algorithms.run.tuning.network import probe
 from appo.algorithms.runtime.callbacks import Callbacks, Episode, GroupHooks, Hooks
 from appo.algorithms.runtime.messages import EpisodesDone
 from appo.algorithms.runtime.sampling.episodes import SoftHorizon
@@ -127,6 +128,23 @@ def test_it_takes_the_place_of_the_time_limit_of_a_registration() -> None:
     vector: Any = make_group(replace(single, env="CartPole-v1", env_vectorization="native").as_trained, 2)
     assert vector._env.unwrapped.max_episode_steps == NEVER
     vector.close()
+
+
+def _same_step(num_envs: int) -> gymnasium.vector.SyncVectorEnv:
+    return gymnasium.vector.SyncVectorEnv([Endless] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
+
+def test_the_spec_is_that_of_the_environments_that_actors_make() -> None:
+    """A vector without an argument for a horizon: with one, its spec would be that of our own loop."""
+    gymnasium.register("SameStep-v0", entry_point=Endless, vector_entry_point=_same_step)
+    try:
+        config = Config.from_flat({"env": "SameStep-v0", "experiment": "b", "horizon": 6, "soft_horizon": True})
+        group = make_group(config.env.as_trained, 2, spec=(found := probe(config)).spec)
+        assert found.spec.same_step
+        assert group.spec.same_step
+        group.close()
+    finally:
+        del gymnasium.registry["SameStep-v0"]
 
 
 def test_it_needs_a_horizon_which_players_keep() -> None:
