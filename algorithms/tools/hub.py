@@ -218,7 +218,7 @@ def _download(config: HubConfig) -> int:
     if config.dry_run:
         return 0
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        Path(config.train_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".hub-", dir=target.parent) as temporary:
             folder, place = Path(temporary, target.name), Path(temporary, "fetched")
             for file in wanted:
