@@ -350,8 +350,8 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         ("env preset", preset),
     ]
     values, origins = _merged(layers)
-    has_interval = values.get("eval_every_sec") or "eval_every_sec" in given
-    if values.get("input_evaluation") == "simulation" and not has_interval:
+    simulates = values.get("input_evaluation") == "simulation" != saved.get("input_evaluation")  # from now on
+    if simulates and not values.get("eval_every_sec") and "eval_every_sec" not in given:
         values["eval_every_sec"], origins["eval_every_sec"] = SIMULATION_SECONDS, "--input_evaluation"
     values["experiment"] = run.experiment or new_name(run.run_directory, env or algo)
     config = replace(

@@ -180,7 +180,6 @@ class Run:
         except Interrupted as interruption:
             run = self.config.run
             if self.begun:
-                self.leave_page(with_curve=False)
                 without = "" if run.restart_behavior == "resume" else ", without --restart_behavior"
                 log.info("%s; go on with the same command and --experiment=%s%s", interruption, run.experiment, without)
             else:
@@ -189,10 +188,6 @@ class Run:
         except StopNow:
             log.info("ended without saving")
             return Interrupted.exit_code
-        except NothingTrained:
-            self.leave_page(with_curve=False)
-            raise
-        self.leave_page(with_curve=True)
         log.info("finished: %s; results are in %s", reason, self.directory)
         return 0
 
@@ -219,11 +214,14 @@ class Run:
             state = "interrupted" if isinstance(error, Interrupted | StopNow | GeneratorExit) else "failed"
             if not isinstance(error, DirectoryInUse):  # then the folder is another run's
                 self.status.write(state, str(error))
+            if isinstance(error, NothingTrained) or (self.begun and isinstance(error, Interrupted)):
+                self._leave_page(with_curve=False)
             raise
         self.status.write("finished", reason)
+        self._leave_page(with_curve=True)
         return reason
 
-    def leave_page(self, *, with_curve: bool) -> None:
+    def _leave_page(self, *, with_curve: bool) -> None:
         """Write README.md of the run that has ended; a rank whose folder belongs to rank 0 writes none."""
         if not self._is_further:
             leave_page(self.config, with_curve=with_curve)

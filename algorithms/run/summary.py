@@ -72,8 +72,9 @@ def summary(directory: Path) -> RunSummary | None:
         state = "crashed"  # it is not alive to say that it has ended
     last_return = max(_last_returns(status, last), default=None)
     share, limit = number_of(status.get("share")), number_of(config.get("train_for_env_steps"))
-    if share is None and state != "training" and env_steps and limit and limit < ENDLESS["env_steps"]:
-        share = env_steps / limit  # the status of a start that has not trained
+    if share is None and state != "training" and limit and limit < ENDLESS["env_steps"]:
+        # The status of a start that has not trained. Each policy may take as many steps as the limit.
+        share = max((number / limit for one in last if is_number(number := one.get("env_steps"))), default=None)
     return RunSummary(
         name=directory.name,
         env=_text(config.get("env")),

@@ -397,12 +397,9 @@ class Training:
             next(self._turns)
         except StopIteration as end:
             self._end(str(end.value), 0)
-            self._run.leave_page(with_curve=True)
             self._raise(self._run.signals.request)  # which came too late to end training
         except Interrupted as interruption:
             self._end(str(interruption), interruption.exit_code)
-            if self._run.begun:
-                self._run.leave_page(with_curve=False)
             self._raise(interruption)
         except StopNow:
             self._turns = None

@@ -32,7 +32,7 @@ from appo.envs.make import FAMILIES, check_name
 from appo.envs.masks import masks_said
 from appo.envs.spaces import NO_BOUND
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
-from appo.utils.command_line import complain, say
+from appo.utils.command_line import apart, complain, say
 from appo.utils.errors import AppoError, Interrupted
 from appo.utils.system import limits, machine
 from appo.utils.system.devices import cuda_obstacle, has_gpu
@@ -100,10 +100,11 @@ def doctor(config: DoctorConfig, given: Mapping[str, object]) -> int:
         UsageError: flags of training contradict each other.
     """
     found = []
-    for finding in findings(given):
-        found.append(finding)
-        if not config.json:
-            say(f"{finding.state:5} {finding.name:12} {finding.text}")
+    with apart(as_json=config.json):
+        for finding in findings(given):
+            found.append(finding)
+            if not config.json:
+                say(f"{finding.state:5} {finding.name:12} {finding.text}")
     ok = all(finding.state != "bad" for finding in found)
     if config.json:
         recommended = {name: value for finding in found for name, value in finding.flags.items()}

@@ -27,10 +27,10 @@ def enjoy(config: EvaluationConfig) -> int:
         EnvironmentFailure: the environment raised.
         ResourceError: the video cannot be written.
     """
-    run = find_run(config)
     machine.limit_threads(1)  # more threads do not help a batch of one row
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     with apart(as_json=config.json):
+        run = find_run(config)
         played = play_run(run, config, seed)
     say(_report(run, seed, *played, as_json=config.json))
     return 0

@@ -169,7 +169,8 @@ class Evaluator:
         if newest is None or newest == self._seen.get(policy):
             return []
         self._seen[policy] = newest
-        run = load_run(self.folder, self._flags(policy, deterministic=False))
+        with apart(as_json=self.config.json):
+            run = load_run(self.folder, self._flags(policy, deterministic=False))
         found = [self._evaluate(run, policy, mode) for mode in MODES]
         for one in found:
             named = {"run": self.name} if self.name else {}

@@ -228,7 +228,7 @@ def _download(config: HubConfig) -> int:
             told = _examine(folder)
             replace_directory(folder, target)
     except OSError as error:
-        raise ResourceError(f"cannot write {shown(str(target))}: {error.strerror}") from error
+        raise ResourceError(f"cannot write {shown(str(target))}: {error.strerror or error}") from error
     say(f"{target}: {told}")
     return 0
 

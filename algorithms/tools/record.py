@@ -53,22 +53,26 @@ def record(config: RecordConfig) -> int:
     seed = config.seed if config.seed is not None else secrets.randbits(32)
     run = None
     if config.run:
-        run = load_run(RunFolder(find_run(config.run, Path(config.train_dir))), EvaluationConfig.of(config))
+        folder = RunFolder(find_run(config.run, Path(config.train_dir)))
+        with apart(as_json=config.json):
+            run = load_run(folder, EvaluationConfig.of(config))
         if not run.config.env.env:
             raise UsageError(
                 f"run {shown(run.folder.path.name)} has learned from datasets: name its environment with --env"
             )
     env = EnvConfig(env=config.env, env_kwargs=config.env_kwargs) if run is None else run.config.env
-    env = replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs})
-    # Flags that change training alone: a dataset has the ends of the environment.
+    # Without flags that change training alone: a dataset has the ends of the environment.
+    env = replace(env, env_kwargs={**env.env_kwargs, **config.env_kwargs}, no_done_at_end=False)
     with contextlib.ExitStack() as stack:
         stack.enter_context(apart(as_json=config.json))
         kind = env.env_vectorization if is_vector_only(env) else "python"
-        env = replace(env, env_vectorization=kind, no_done_at_end=False)
+        wanted = replace(env, env_vectorization=kind)
         try:
-            envs = make_group(env, config.num_envs)
+            envs = make_group(wanted, config.num_envs)
         except OtherNumber as error:  # a vector has as many as it has
-            envs = make_group(env, error.made)
+            envs = make_group(wanted, error.made)
+        except UsageError:  # an argument of --env_kwargs that only the vector knows
+            envs = make_group(env, config.num_envs)
         stack.callback(envs.close)
         if envs.spec.same_step:
             raise UsageError(

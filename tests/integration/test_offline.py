@@ -164,6 +164,10 @@ def test_simulation_asks_for_evaluations(tmp_path: Path) -> None:
     assert parse_train([*words, "--eval_every_sec=0"]).logging.eval_every_sec == 0
     (tmp_path / "printed.json").write_text('{"eval_every_sec": 0}')  # has every flag, this one at its default
     assert parse_train([*words, f"--config={tmp_path / 'printed.json'}"]).logging.eval_every_sec == 10
+    words += [f"--train_dir={tmp_path}", "--experiment=a"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text(json.dumps(parse_train([*words, "--eval_every_sec=0"]).to_flat()))
+    assert parse_train(words).logging.eval_every_sec == 0  # as the run began
 
 
 def test_a_damaged_file_ends_a_run_in_one_line(tmp_path: Path) -> None:
@@ -250,6 +254,18 @@ def test_actions_are_recorded_in_the_units_of_the_environment(
     flags = {"algo": "BC", "input": tmp_path / "d", "env": "Pendulum-v1", "train_for_env_steps": 1600}
     run = train(tmp_path / "run", **SMALL | flags)
     assert run.totals["samples"] >= 1600
+
+
+def test_an_argument_that_only_a_vector_knows_is_recorded_with_the_vector(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ale_py")
+    arguments = {"reward_clipping": True, "max_num_frames_per_episode": 400}
+    words = ["--env=ALE/MsPacman-v5", f"--env_kwargs={json.dumps(arguments)}", "--steps=150", "--num_envs=2"]
+    figures = recorded(capfd, *words, "-o", str(tmp_path / "d"))
+    dataset = open_dataset([str(tmp_path / "d")])
+    assert dataset.steps == figures["steps"] >= 150
+    assert {reward for episode in dataset for reward in episode.reward.tolist()} == {0.0, 1.0}
 
 
 class Endless(gymnasium.Env[Any, Any]):

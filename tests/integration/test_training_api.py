@@ -21,7 +21,7 @@ import torch
 from appo import Report, Result, Training, load_policy, train
 from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.utils import checkpoint_files
-from appo.utils.errors import DirectoryInUse, NotSaved, ResourceError, UsageError
+from appo.utils.errors import DirectoryInUse, NothingTrained, NotSaved, ResourceError, UsageError
 from appo.utils.lock import RunLock
 from appo.utils.metrics import read_metrics
 from tests.integration.runs import SMALL
@@ -156,6 +156,12 @@ def test_leaving_the_block_stops_and_saves_also_with_an_error(tmp_path: Path) ->
     assert never.result.reason == "ended before it began"
     with pytest.raises(UsageError, match="only a run that is being iterated over"):
         Training(SMALL).save()
+
+
+def test_a_run_that_trains_nothing_leaves_its_page(tmp_path: Path) -> None:
+    with pytest.raises(NothingTrained):
+        train(SMALL, train_dir=tmp_path, experiment="a", train_for_seconds=0.2, rollout=1024, batch_size=1 << 20)
+    assert "nothing is trained" in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_ctrl_c_while_the_page_is_written_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

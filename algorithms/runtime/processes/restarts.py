@@ -151,6 +151,7 @@ class Revival:
     def _next(self, now: float, how: str, *, by_itself: bool) -> str:
         if now - self._began >= SETTLED_SECONDS:
             self._short_lives = self._futile = 0
+        self._began = now  # starts that fail from now on do not count as the end of a long life
         self._short_lives += 1
         self._futile += by_itself
         self.given_up = self._futile >= MAX_FUTILE

@@ -25,7 +25,7 @@ FAMILY = Family(
         **dict.fromkeys(
             (
                 "episodic_life", "reward_clip", "gray_scale", "use_fire_reset", "use_inter_area_resize",
-                "full_action_space", "zero_discount_on_life_loss", "repeat_action_probability",
+                "full_action_space", "zero_discount_on_life_loss", "repeat_action_probability", "use_contact_force",
             ),
             1.0,
         ),

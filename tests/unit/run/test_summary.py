@@ -120,6 +120,12 @@ def test_progress_of_a_run_whose_status_is_old(tmp_path: Path) -> None:
     assert (run.state, run.env_steps, run.share, run.last_return) == ("crashed", 300, 0.3, 1.5)
 
 
+def test_the_policy_that_is_furthest_says_how_far_a_population_is(tmp_path: Path) -> None:
+    records = [{"policy": policy, "env_steps": steps} for policy, steps in enumerate((300, 450))]
+    directory = write_run(tmp_path / "a", config=flags(), status={"state": "starting"}, metrics=records)
+    assert (found(directory).env_steps, found(directory).share) == (750, 0.45)
+
+
 def test_the_status_says_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = {"state": "training", "totals": {"env_steps": 250}, "seconds_left": 30.4, "share": 0.25}
     directory = write_run(tmp_path / "a", config=flags(), status=status)

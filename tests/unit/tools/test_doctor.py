@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing import Pipe
 from pathlib import Path
@@ -238,6 +238,12 @@ def test_findings_become_lines_or_json_and_an_exit_code(monkeypatch: pytest.Monk
     )
     assert cli.run("doctor", ["--rollout=1"]) == 0
     assert capsys.readouterr().out.endswith("nothing is in the way of training\n")
+
+    def talking(given: object) -> Iterator[Finding]:
+        print("a module that is imported says hello")
+        yield from found
+
+    monkeypatch.setattr(doctor, "findings", talking)
     assert cli.run("doctor", ["--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "ok": False,

@@ -192,6 +192,17 @@ def test_a_long_life_beside_forgives_all_ends_before() -> None:
         now = revival.due
 
 
+def test_a_long_life_beside_does_not_forgive_starts_that_fail_after_it() -> None:
+    revival, waits = Revival("it", Path("log")), list[float]()
+    revival.began(100.0)
+    revival.ended(now := 1000.0, 1)
+    while revival.due is not None:
+        waits.append(revival.due - now)
+        line = revival.not_started(now := revival.due, OSError("no memory"))
+    assert waits == list(REVIVAL_SECONDS)
+    assert line.startswith("it could not be started: no memory, as 6 times soon after its start: not started again")
+
+
 @pytest.mark.parametrize(
     ("verdict", "line"),
     [
