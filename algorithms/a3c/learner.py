@@ -89,13 +89,7 @@ class TrajectoryGradient:
         policy = ActionDistribution(self.parts, logits, mask)
         log_prob = policy.log_prob(losses.zero_invalid(batch.action, valid))  # invalid steps may hold any action
         worth = model.denormalize_value(value.detach())
-        advantage, target = gae(
-            value=worth,
-            final_value=batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None,
-            gamma=c.gamma,
-            gae_lambda=c.gae_lambda,
-            **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
-        )
+        advantage, target = gae(value=worth, gamma=c.gamma, gae_lambda=c.gae_lambda, **batch.signals())
         advantage = advantage / model.return_std
         terms = {
             "policy_loss": -log_prob * advantage,

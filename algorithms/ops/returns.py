@@ -2,8 +2,9 @@
 
 Three functions decide the future that a step may see:
 
-* `next_value`: the value of the reached state, also where a time limit cut the episode; * `_trace_ends`: whether a step
-knows nothing of the next row; * `_accumulate`: the reverse recursion of both estimators.
+* `_next_value`: the value of the reached state, also where a time limit cut the episode;
+* `_trace_ends`: whether a step knows nothing of the next row;
+* `_accumulate`: the reverse recursion of both estimators.
 
 Rows where `valid` is false may hold anything, NaN included. They are replaced before any arithmetic, because a mask
 applied afterwards lets NaN through (0 * NaN is NaN). No argument is ever changed, and no result carries a gradient:
@@ -35,27 +36,6 @@ class _Steps(NamedTuple):
     value: Tensor
     next_value: Tensor
     trace_ends: Tensor
-
-
-def next_value(value: Tensor, terminated: Tensor, first: Tensor, valid: Tensor, final_value: Tensor | None) -> Tensor:
-    """Return the value of the state that each step reached, in the episode of the step: [T, B] float32.
-
-    Invalid steps have 0. A terminated step has no future. A step followed by the first observation of the next episode
-    (SAME_STEP reset) has its last observation's value in `final_value`, not in `value`. Everywhere else row t + 1 is
-    the state that step t reached, also at a time limit (NEXT_STEP reset).
-
-    Args:
-        value: [T+1, B]; row T is of the real observation after the last step.
-        terminated: [T, B] bool.
-        first: [T+1, B] bool; the observation of the row starts an episode.
-        valid: [T, B] bool.
-        final_value: [T, B], read only where `valid[t] and first[t+1]`; without it a truncated step of the kind is
-            bootstrapped from its own value (the last known value of its episode).
-
-    Source: time limits as in Pardo et al. 2018, arXiv:1712.00378.
-    """
-    _require_shapes(value, first, terminated=terminated, valid=valid, final_value=final_value)
-    return _next_value(_constant(value), terminated, first, valid, final_value)
 
 
 def vtrace(  # noqa: PLR0913 - a trajectory has this many signals, and every call names them
@@ -91,7 +71,9 @@ def vtrace(  # noqa: PLR0913 - a trajectory has this many signals, and every cal
         truncated: [T, B] bool, the episode was cut, by a time limit for example.
         valid: [T, B] bool, the step was really taken.
         first: [T+1, B] bool, the observation of that row starts an episode.
-        final_value: [T, B], for environments that reset in the same step; see `next_value`.
+        final_value: [T, B], for environments that reset in the same step; read only where
+            `valid[t] and first[t+1]`. Without it a truncated step of the kind is bootstrapped from its own value (the
+            last known value of its episode).
         gamma: discount per step, in [0, 1].
         vtrace_lambda: shortens the traces, in [0, 1]; 1 is the paper's algorithm.
         rho_clip: limit of the weight of a step's own temporal difference; decides which policy is evaluated.
@@ -162,6 +144,14 @@ def _clean(
 
 
 def _next_value(value: Tensor, terminated: Tensor, first: Tensor, valid: Tensor, final_value: Tensor | None) -> Tensor:
+    """Return the value of the state that each step reached, in the episode of the step: [T, B] float32.
+
+    Invalid steps have 0. A terminated step has no future. A step followed by the first observation of the next episode
+    (SAME_STEP reset) has its last observation's value in `final_value`, not in `value`. Everywhere else row t + 1 is
+    the state that step t reached, also at a time limit (NEXT_STEP reset).
+
+    Source: time limits as in Pardo et al. 2018, arXiv:1712.00378.
+    """
     last_known = value[:-1] if final_value is None else _constant(final_value)
     reached = torch.where(valid & first[1:], last_known, value[1:])
     return _zero_unless(valid & ~terminated, reached)

@@ -200,13 +200,8 @@ class PPOLearner(SurrogateLearner):
         width = max(1, (c.microbatch_size or c.batch_size) // c.rollout)
         parts = [batch.columns(slice(i, i + width)) for i in range(0, batch.valid.shape[1], width)]
         values = [self.model.unroll(part.obs, part.first, part.rnn_state, c.segment_steps)[1] for part in parts]
-        return gae(
-            value=self.model.denormalize_value(torch.cat(values, dim=1)),
-            final_value=batch.recorded["final_value"] if len(batch.recorded["final_value"]) else None,
-            gamma=c.gamma,
-            gae_lambda=c.gae_lambda,
-            **{name: getattr(batch, name) for name in ("reward", "terminated", "truncated", "valid", "first")},
-        )
+        value = self.model.denormalize_value(torch.cat(values, dim=1))
+        return gae(value=value, gamma=c.gamma, gae_lambda=c.gae_lambda, **batch.signals())
 
     def scaled(self, advantage: Tensor) -> Tensor:
         """Return advantages [T, B] normalized by running moments, or in units of the critic."""

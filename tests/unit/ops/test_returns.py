@@ -4,7 +4,7 @@ import torch
 
 from appo.algorithms.ops import numpy_returns, returns
 from appo.algorithms.ops.losses import clamped_ratio, masked_mean, ppo_policy_loss
-from appo.algorithms.ops.returns import Returns, gae, next_value, vtrace
+from appo.algorithms.ops.returns import Returns, gae, vtrace
 from tests.unit.ops.trajectories import (
     NEXT_STEP,
     SAME_STEP,
@@ -116,7 +116,6 @@ class TestAgainstReference:
         case = episode((1, 1), (0, 0, 0))
         case = {name: x if x.dtype == torch.bool else x.to(dtype) for name, x in case.items()}
         results = [*gae(**case, gamma=1.0, gae_lambda=1.0), *vtrace(ratio=case["reward"], **case, gamma=1.0)]
-        results.append(next_value(case["value"], case["terminated"], case["first"], case["valid"], case["reward"]))
         assert {x.dtype for x in results} == {torch.float32}
 
 
