@@ -81,7 +81,7 @@ class FlatLearner(ABC):
         device_generator: random numbers on the device, part of the state; on a CPU the generator of the host.
         ranks: learners that each have a part of every batch, see `join`; None for a single learner.
         quick: faster equivalent of a method, see `accelerate`, or None.
-        smallest_deviation: deviation of normalized returns below which a warning says that nothing is learned; 0: none.
+        smallest_deviation: deviation of returns below which a warning says that nothing is learned; 0: none.
     """
 
     config: Any
@@ -244,12 +244,9 @@ class FlatLearner(ABC):
         rounding = 1e-6 * abs(float(returns.mean))  # constant returns differ by it
         if self.smallest_deviation and returns.count and rounding < deviation < self.smallest_deviation:
             self.smallest_deviation = 0.0
-            factor = 10.0 ** -round(math.log10(deviation))
-            log.warning(
-                "returns differ by %.1e only, so little or nothing is learned: give --reward_scale=%g",
-                deviation,
-                factor,
-            )
+            scale = self.context.reward_scale * 10.0 ** -round(math.log10(deviation))
+            text = "returns differ by %.1e only, so little or nothing is learned: give --reward_scale=%g"
+            log.warning(text, deviation, scale)
 
     def _skipped_in_a_row(self) -> float:
         return max(float(optimizer.skipped_in_a_row) for optimizer in self.optimizers)

@@ -98,7 +98,7 @@ class RunningStatistics:
             else:
                 usable = valid & x.reshape(len(x), -1).isfinite().all(dim=1)
             observation[key] = merge_batch(moments, x, usable)
-        for target, mask in targets if self.normalize_returns else ():
+        for target, mask in targets:
             returns = merge_batch(returns, target.flatten(), (mask & target.isfinite()).flatten())
         self._gathered = observation, returns
 
@@ -112,14 +112,12 @@ class RunningStatistics:
         """Set the statistics to the gathered values; the model's buffers stay unchanged."""
         assert self._gathered is not None
         observation, returns = self._gathered
-        if self.ranks and (observation or self.normalize_returns):
+        if self.ranks:
             before = [*self.observation.values(), self.returns]
             pooled = pool_moments(self.ranks, [*observation.values(), returns], [moments.mean for moments in before])
             *others, returns = (merge(own, new) for own, new in zip(before, pooled, strict=True))
             observation = dict(zip(observation, others, strict=True))
-        self.observation, self._gathered = observation, None
-        if self.normalize_returns:
-            self.returns = faded(returns)
+        self.observation, self.returns, self._gathered = observation, faded(returns), None
 
     def _begin(self) -> tuple[dict[str, Moments], Moments]:
         """Return the moments that the next values are merged into: of all so far, with several ranks of none."""

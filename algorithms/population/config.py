@@ -84,7 +84,7 @@ class PopulationConfig:
     )
     pbt_min_episodes: int = flag(
         10,
-        "episodes that every policy must have played, since it was replaced, before policies are compared",
+        "episodes of every policy that must have ended, since it was replaced, before policies are compared",
         minimum=1,
         needs="with_pbt",
     )

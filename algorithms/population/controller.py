@@ -105,13 +105,16 @@ class Controller:
 
     def objectives(self) -> dict[int, float] | None:
         """Return the mean objective of every learning policy; None until all have played enough."""
+        name, policies = self.config.pbt_target_objective, [self.monitor.policies[policy] for policy in self.learning]
+        statistics = [objective_of(progress, name) for progress in policies]
+        if all(one is None for one in statistics):  # else a policy that was replaced has not reported yet
+            for progress in policies:
+                if progress.episodes:
+                    self._warn(progress)
+            if name in TRUE_REWARD:
+                statistics = [progress.episode_return for progress in policies]
         found: dict[int, float] = {}
-        for policy in self.learning:
-            progress, name = self.monitor.policies[policy], self.config.pbt_target_objective
-            statistic = objective_of(progress, name)
-            misses_true_reward = name in TRUE_REWARD and statistic is progress.episode_return
-            if progress.episodes and (statistic is None or misses_true_reward):
-                self._warn(progress)
+        for policy, statistic in zip(self.learning, statistics, strict=True):
             if statistic is None or statistic.count < self.config.pbt_min_episodes:
                 return None
             found[policy] = statistic.mean
@@ -221,14 +224,10 @@ class Controller:
 
 
 def objective_of(progress: PolicyProgress, name: str) -> RunningStatistic | None:
-    """Return the ranking statistic; the return if the environment reports no true reward."""
+    """Return the ranking statistic; None: not reported."""
     statistics = progress.statistics()
-    if name in TRUE_REWARD:
-        return next(
-            (statistics[f"stats/{word}"] for word in TRUE_REWARD if f"stats/{word}" in statistics),
-            progress.episode_return,
-        )
-    return statistics.get(name) or statistics.get(f"stats/{name}")
+    names = [f"stats/{word}" for word in TRUE_REWARD] if name in TRUE_REWARD else [name, f"stats/{name}"]
+    return next((statistics[name] for name in names if name in statistics), None)
 
 
 def _words(event: Event) -> str:

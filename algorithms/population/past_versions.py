@@ -1,7 +1,6 @@
 """Past versions of a policy on disk, beside the checkpoints, for a resumed run."""
 
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,8 +10,7 @@ from typing import NamedTuple
 
 from appo.algorithms.runtime.disk import DiskThread
 from appo.algorithms.runtime.memory.arena import Array
-from appo.algorithms.runtime.memory.learner_state import LearnerState, Table
-from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN
+from appo.algorithms.runtime.memory.learner_state import LearnerState, ModelDescription
 from appo.algorithms.runtime.memory.state_files import decode, encode
 from appo.utils import checkpoint_files
 from appo.utils.errors import AppoError, CheckpointError
@@ -35,10 +33,8 @@ class Version(NamedTuple):
 class PastVersions:
     """Keeps versions on disk; a thread writes, so a slow disk stalls nothing."""
 
-    def __init__(self, folder: Path, table: Table) -> None:
-        self.folder, self.table = folder, table
-        weight_bytes = 4 * sum(math.prod(shape) for _, shape in table)
-        self._limit = checkpoint_files.Limit(8 * weight_bytes + LARGEST_PLAIN, "it is of another model")
+    def __init__(self, folder: Path, model: ModelDescription) -> None:
+        self.folder, self.model = folder, model
         self._writer = DiskThread("past")
         self._pending: list[Future[None]] = []
 
@@ -65,7 +61,7 @@ class PastVersions:
         """Write a version."""
         kept = replace(state, meta={**state.meta, RATING: rating})
         name = checkpoint_files.checkpoint_name(int(state.meta["env_steps"]))
-        self._do(lambda: checkpoint_files.save(self.folder, name, encode(kept, self.table)))
+        self._do(lambda: checkpoint_files.save(self.folder, name, encode(kept, self.model.table)))
 
     def remove(self, env_steps: int) -> None:
         """Remove a version."""
@@ -77,7 +73,7 @@ class PastVersions:
         self._look()
 
     def _read(self, path: Path) -> Version:
-        state, _ = decode(checkpoint_files.contents(path, self._limit), self.table)
+        state, _ = decode(checkpoint_files.contents(path, self.model.limit), self.model.table)
         rating = state.meta.get(RATING, 0.0)
         if not is_number(rating):
             raise CheckpointError(f"{RATING} in state.json is not what it must be")

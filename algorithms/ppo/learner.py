@@ -51,11 +51,12 @@ class PPOLearner(SurrogateLearner):
 
     config: PPOConfig
     quick: Callable[[Batch], Metrics] | None
-    smallest_deviation = 0.0  # advantages are normalized in units of the critic
 
     def __init__(self, flat: FlatModule, context: Context) -> None:
         super().__init__(flat, context)
         self.config.check(recurrent=self.model.rnn_state_size > 0)
+        if self.config.normalize_returns:
+            self.smallest_deviation = 0.0  # advantages are normalized in units of the critic
         self.further[ADVANTAGES] = flat.flat.new_zeros(3, dtype=torch.float64)
 
     @property

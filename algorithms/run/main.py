@@ -260,7 +260,9 @@ class Run:
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, whole, models, seed, measured)
         code.keep(self.directory)
-        exploit_explore = ExploitExplore.of(config, spec.reward_shaping, seed)
+        # A replay keeps rewards as they were: with coefficients that change it would mix several tasks.
+        shaping = {} if config.algorithm.replays else spec.reward_shaping
+        exploit_explore = ExploitExplore.of(config, shaping, seed)
         traits = initial_traits(config, exploit_explore, resumed)
         budget = budget.after(resumed)
         blueprint = replace(blueprint, traits=tuple(traits), budget=budget, starts=count_starts(self.directory))
@@ -296,7 +298,7 @@ class Run:
             workers, monitor, checkpointing, self._limits(budget), self.signals, self.status, segments
         )
         runner.has_lost_files = self.upkeep.belongings.newly_lost
-        runner.population = make_self_play(config, topology, arena, tables[0], monitor, resumed[0]) or make_controller(
+        runner.population = make_self_play(config, topology, arena, models[0], monitor, resumed[0]) or make_controller(
             config, exploit_explore, monitor, traits, topology.num_actors
         )
         self._first_batch = FirstBatch.of(config, topology, resumed)

@@ -13,7 +13,7 @@ from appo.algorithms.population.past_versions import PastVersions
 from appo.algorithms.population.self_play import SelfPlay
 from appo.algorithms.run.config import Config
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import StateBlock, Table
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.monitor.monitor import Monitor
@@ -35,7 +35,12 @@ def make_controller(
 
 
 def make_self_play(
-    config: Config, topology: Topology, arena: Arena, table: Table, monitor: Monitor, resumed: Mapping[str, Any]
+    config: Config,
+    topology: Topology,
+    arena: Arena,
+    model: ModelDescription,
+    monitor: Monitor,
+    resumed: Mapping[str, Any],
 ) -> SelfPlay | None:
     """Make the pool of a run with `--self_play`; None for other runs.
 
@@ -44,7 +49,7 @@ def make_self_play(
     if not topology.num_past:
         return None
     rings = {place: WeightRing(arena, place) for place in range(topology.num_policies, topology.num_acting)}
-    past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), table)
+    past = PastVersions(config.run.folder.checkpoints(LEARNER, "past"), model)
     env_steps = int(resumed["env_steps"]) if resumed else None
     return SelfPlay(config.population, topology, StateBlock(arena, LEARNER), rings, past, monitor, env_steps)
 

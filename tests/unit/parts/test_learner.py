@@ -201,17 +201,29 @@ def test_weights_of_all_networks_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "algo", "warns"), [(1e-6, of_appo, True), (1e-6, of_ppo, False), (1.0, of_appo, False)]
+    ("scale", "algo", "normalizes", "warns"),
+    [
+        (1e-6, of_appo, True, True),
+        (1e-6, of_appo, False, True),
+        (1e-6, of_ppo, True, False),
+        (1e-6, of_ppo, False, True),
+        (1.0, of_appo, True, False),
+    ],
 )
 def test_returns_that_hardly_differ_are_named_once(
-    scale: float, algo: Callable[..., tuple[FlatLearner, Batch]], warns: bool, caplog: pytest.LogCaptureFixture
+    scale: float,
+    algo: Callable[..., tuple[FlatLearner, Batch]],
+    normalizes: bool,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    learner, batch = algo()
+    learner, batch = algo(normalize_returns=normalizes)
+    learner.context = replace(learner.context, reward_scale=0.01)  # which the named scale replaces
     learner.statistics.returns = Moments(torch.tensor(100.0), torch.tensor(0.0), torch.tensor(100.0 * scale**2))
     learner.statistics.gather = lambda *_: None  # type: ignore[method-assign]
     learner.statistics.apply = lambda: None  # type: ignore[method-assign]
     for _ in range(2):
         list(learner.learn(batch, 0.0))
         assert learner.metrics()
-    line = "returns differ by 1.0e-06 only, so little or nothing is learned: give --reward_scale=1e+06"
+    line = "returns differ by 1.0e-06 only, so little or nothing is learned: give --reward_scale=10000"
     assert caplog.messages == [line] * warns

@@ -95,7 +95,7 @@ def test_buffers_stay_when_returns_are_not_normalized() -> None:
     statistics = RunningStatistics(model_of(), normalize_returns=False)
     batch = batch_of(statistics.model)
     statistics.update(batch, targets_of(batch, 5.0))
-    assert float(statistics.returns.count) == 0.0
+    assert float(statistics.returns.mean) == 5.0  # by which a warning tells that returns hardly differ
     assert (float(statistics.model.return_mean), float(statistics.model.return_std)) == (0.0, 1.0)
 
 

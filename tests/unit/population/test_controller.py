@@ -249,10 +249,26 @@ def test_a_true_reward_that_is_never_reported_is_said_once(
     assert caplog.messages == [f"{said}: policies are ranked by reward"]
 
 
+def test_a_policy_that_has_not_reported_the_true_reward_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    population = Population(tmp_path, monkeypatch)
+    stats = tuple((policy, {"true_reward": float(policy)}) for policy in (0, 0, 1, 1))
+    done = np.array([0, 0, 1, 1, 2, 2], np.int32)
+    population.hear(EpisodesDone(done, np.full(6, 9.0), np.full(6, 9.0), stats))
+    with caplog.at_level(logging.WARNING):
+        assert population.controller.objectives() is None
+    late = tuple((2, {"true_reward": 5.0}) for _ in range(2))
+    population.hear(EpisodesDone(done[4:], np.full(2, 9.0), np.full(2, 9.0), late))
+    assert population.controller.objectives() == {0: 0.0, 1: 1.0, 2: 5.0}
+    assert not caplog.messages
+
+
 def test_objectives() -> None:
     progress = PolicyProgress(10)
     progress.episode_return.append([1.0])
-    assert objective_of(progress, "true_reward") is objective_of(progress, "reward") is progress.episode_return
+    assert objective_of(progress, "true_reward") is None
+    assert objective_of(progress, "reward") is progress.episode_return
     assert objective_of(progress, "len") is progress.length
     stats = ((0, {"true_reward": 5.0, "kills": 2.0}),)
     progress.add_episodes(EpisodesDone(np.zeros(1, np.int32), np.zeros(1), np.zeros(1), stats), 0)

@@ -13,7 +13,7 @@ from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.policies import make_self_play
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.memory.arena import Arena
-from appo.algorithms.runtime.memory.learner_state import StateBlock
+from appo.algorithms.runtime.memory.learner_state import ModelDescription, StateBlock, Vector
 from appo.algorithms.runtime.memory.weights import WeightRing
 from appo.algorithms.runtime.messages import (
     MatchResults,
@@ -28,7 +28,7 @@ from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import UsageError
 from tests.states import adam_layout, adam_state
 
-TABLE = [("weight", (3,))]
+MODEL = ModelDescription([("weight", (3,))], 0, adam_layout(3))
 META = {"version": 1, "updates": 0, "samples": 0, "discarded": 0, "adam_steps": 0, "learning_rate": 0.1}
 
 
@@ -47,7 +47,7 @@ class Pool:
         directory.joinpath("run").mkdir(exist_ok=True)
         self.monitor = Monitor(directory / "run", replace(config.logging, tensorboard=False), [{}], Budget(10**9))
         state = {} if resumed is None else {"env_steps": resumed}
-        found = make_self_play(config, self.topology, self.arena, TABLE, self.monitor, state)
+        found = make_self_play(config, self.topology, self.arena, MODEL, self.monitor, state)
         assert found is not None
         self.play: SelfPlay = found
 
@@ -169,7 +169,7 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
     pool.learned(200)
     assert pool.play.opponents[-1].rating == shown["rating"]
     pool.play.close()
-    (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0" / "past", TABLE).load(200, 1)
+    (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0" / "past", MODEL).load(200, 1)
     assert (last.env_steps, last.rating) == (200, shown["rating"])
 
 
@@ -182,9 +182,21 @@ def test_copies_among_past_versions_are_neither_read_nor_removed(tmp_path: Path)
     copies = {"ckpt_000000000100 (copy)", "ckpt_000000000000.bak", "ckpt_7", "ckpt_x"}
     for name in copies:
         shutil.copytree(folder / "ckpt_000000000100", folder / name)
-    found = PastVersions(folder, TABLE).load(0, 5)  # the run goes on from its beginning
+    found = PastVersions(folder, MODEL).load(0, 5)  # the run goes on from its beginning
     assert [version.env_steps for version in found] == [0]
     assert {path.name for path in folder.iterdir()} == {"ckpt_000000000000", *copies}
+
+
+def test_past_versions_of_a_learner_with_large_critics_are_read_again(tmp_path: Path) -> None:
+    layout = adam_layout(3)
+    critics = Vector(10 << 20, inherited=False)
+    model = replace(MODEL, layout=replace(layout, vectors=layout.vectors | {"networks.critics": critics}))
+    past = PastVersions(tmp_path / "past", model)
+    state = adam_state(np.ones((3, 3), np.float32), np.zeros(0), META | {"env_steps": 7})
+    past.add(replace(state, vectors=state.vectors | {"networks.critics": np.ones(10 << 20, np.float32)}), 1.5)
+    past.close()
+    (version,) = PastVersions(tmp_path / "past", model).load(7, 1)
+    assert (version.env_steps, version.rating, version.weights.tolist()) == (7, 1.5, [1.0, 1.0, 1.0])
 
 
 def test_hard_opponents_are_told_anew_after_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
