@@ -157,6 +157,8 @@ class InfoReader:
             SpaceMismatch: the info holds no lives.
         """
         if LIVES_KEY not in info:
+            if not np.any(rows):  # resets and ends alone
+                return
             raise SpaceMismatch(f"{self.name}: --episodic_life needs {LIVES_KEY} in the info of every step")
         np.copyto(out, info[LIVES_KEY], casting="unsafe", where=rows & np.asarray(info.get(f"_{LIVES_KEY}", True)))
 

@@ -125,7 +125,7 @@ def layers(env: Any) -> Iterator[Any]:
 def frames_per_step(env: object) -> int:
     """Simulator frames behind a step, for families that count frames (Atari, VizDoom); 1 for all others."""
     unwrapped = getattr(env, "unwrapped", env)
-    if isinstance(said := getattr(unwrapped, "frames_per_step", None), int):
+    if isinstance(said := getattr(unwrapped, "appo_frames_per_step", None), int):  # of a pool
         return said
     registered = getattr(unwrapped, "spec", None)
     if not str(getattr(registered, "entry_point", "")).startswith(("ale_py", "vizdoom")):

@@ -11,6 +11,21 @@ from appo.envs.config import EnvConfig
 from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration, importing
 from appo.utils.errors import UsageError
 
+NAMES = (
+    r"adventure|airraid|alien|amidar|assault|asterix|asteroids|atlantis2?|backgammon|bankheist|basicmath|battlezone|"
+    r"beamrider|berzerk|blackjack|bowling|boxing|breakout|carnival|casino|centipede|choppercommand|crazyclimber|"
+    r"crossbow|darkchambers|defender|demonattack|donkeykong|doubledunk|earthworld|elevatoraction|enduro|entombed|et|"
+    r"fishingderby|flagcapture|freeway|frogger|frostbite|galaxian|gopher|gravitar|hangman|hauntedhouse|hero|"
+    r"humancannonball|icehockey|jamesbond|journeyescape|kaboom|kangaroo|keystonekapers|kingkong|klax|koolaid|krull|"
+    r"kungfumaster|lasergates|lostluggage|mariobros|miniaturegolf|montezumarevenge|mrdo|mspacman|namethisgame|othello|"
+    r"pacman|phoenix|pitfall2?|pong|pooyan|privateeye|qbert|riverraid|roadrunner|robotank|seaquest|sirlancelot|skiing|"
+    r"solaris|spaceinvaders|spacewar|stargunner|superman|surround|tennis|tetris|tictactoe3d|timepilot|trondead|turmoil|"
+    r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
+    r"zaxxon"
+)
+# Before ids had a prefix; other packages use the words too.
+OLD_IDS = rf"(?i:{NAMES})(NoFrameskip|Deterministic)-v\d"
+
 FAMILY = Family(
     "Atari",
     package="ale_py",
@@ -20,18 +35,10 @@ FAMILY = Family(
     " (0.25, unless `--env_kwargs repeat_action_probability=0`). A lost life ends an episode only in learning with"
     " `--episodic_life`; `--env_kwargs use_fire_reset=True` presses FIRE at the start of a game. Training uses the sign"
     " of the reward, reports the raw reward",
-    ids=r"ALE/|\w+NoFrameskip-v\d|\w+Deterministic-v\d",
+    ids=rf"ALE/|{OLD_IDS}",
+    claims_ids=False,
     prefixes=("ALE/",),
-    names=r"adventure|airraid|alien|amidar|assault|asterix|asteroids|atlantis2?|backgammon|bankheist|basicmath|battlezone|"
-    r"beamrider|berzerk|blackjack|bowling|boxing|breakout|carnival|casino|centipede|choppercommand|crazyclimber|"
-    r"crossbow|darkchambers|defender|demonattack|donkeykong|doubledunk|earthworld|elevatoraction|enduro|entombed|et|"
-    r"fishingderby|flagcapture|freeway|frogger|frostbite|galaxian|gopher|gravitar|hangman|hauntedhouse|hero|"
-    r"humancannonball|icehockey|jamesbond|journeyescape|kaboom|kangaroo|keystonekapers|kingkong|klax|koolaid|krull|"
-    r"kungfumaster|lasergates|lostluggage|mariobros|miniaturegolf|montezumarevenge|mrdo|mspacman|namethisgame|othello|"
-    r"pacman|phoenix|pitfall2?|pong|pooyan|privateeye|qbert|riverraid|roadrunner|robotank|seaquest|sirlancelot|skiing|"
-    r"solaris|spaceinvaders|spacewar|stargunner|superman|surround|tennis|tetris|tictactoe3d|timepilot|trondead|turmoil|"
-    r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
-    r"zaxxon",
+    names=NAMES,
     entry_points=r"ale_py\.",
     register=importing("ale_py"),
     harmless={
@@ -51,7 +58,7 @@ FAMILY = Family(
         "autoreset_mode": r"NextStep|SameStep",
     },
     preset=FamilyPreset(
-        ids=r"ALE/|\w+(NoFrameskip|Deterministic)-v\d|envpool:\w+-v5$",
+        ids=rf"ALE/|{OLD_IDS}|envpool:\w+-v5$",
         # The Nature network.
         network={
             "encoder_type": "conv",

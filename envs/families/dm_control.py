@@ -35,7 +35,8 @@ FAMILY = Family(
     ids=r"dm_control/",
     prefixes=("dm_control/",),
     names=r"(acrobot|ball_in_cup|cartpole|cheetah|dog|finger|fish|hopper|humanoid(_cmu)?|lqr|manipulator|pendulum|"
-    r"point_mass|quadruped|reacher|stacker|swimmer|walker)-\w+",
+    r"point_mass|quadruped|reacher|stacker|swimmer|walker)-\w+|(cmuhumanoid|rodent)\w+|"
+    r"(lift|place|reach|reassemble|stack)_\w+_(features|vision)",
     register=register_tasks,
     preset=FamilyPreset(
         ids=r"dm_control/|envpool:(" + "|".join(DOMAINS) + r")[A-Z]\w*-v1$",

@@ -233,7 +233,10 @@ class PythonLoop:
         if MASK_KEY in info:
             self.infos.refuse_masks(info)
         if self.spec.mask_in_info and self._masks:
-            self._masks.write_row(row.obs, index, info)
+            if self._ended[index] and info.get(MASK_KEY) is None:
+                row.obs[MASK_KEY][index] = 1
+            else:
+                self._masks.write_row(row.obs, index, info)
 
     def _read_frames(self, info: Mapping[str, Any], row: StepRow, at: int) -> None:
         if (self._counts_frames or FRAMES_KEY in info) and not row.first[at]:

@@ -128,7 +128,7 @@ class GymVector:
             infos = gathered(self._env, infos) if infos else infos
             ends = self._write_outcome(row, reward, terminated, truncated)
             if row.lives is not None:
-                self.infos.write_lives(infos, row.lives)
+                self.infos.write_lives(infos, row.lives, ~row.first)
             if infos or self._counts_frames:
                 self._write_frames(row, infos)
             # Before a reset of ours: a vector may hand out one info again and again. SAME_STEP has a `final_info`.

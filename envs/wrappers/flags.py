@@ -125,8 +125,9 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Return the observation after the step, with the step itself."""
+        # A copy, and made before: an environment may scale its action in place.
+        taken = np.array(spaces.flatten(self.env.action_space, action)) if self._action else ()
         observation, reward, terminated, truncated, info = self.env.step(action)
-        taken = spaces.flatten(self.env.action_space, action) if self._action else ()
         paid = [reward_of(type(self.unwrapped).__name__, "a step", reward, self.env)] if self._reward else []
         return self._beside(observation, np.array([*taken, *paid], np.float32)), reward, terminated, truncated, info
 

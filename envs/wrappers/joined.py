@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from appo.envs.spaces import Space, shown_mask
-from appo.envs.spec import FloatArray
+from appo.envs.spec import Array
 
 
 def joined_space(space: Space) -> spaces.Box | None:
@@ -17,13 +17,14 @@ def joined_space(space: Space) -> spaces.Box | None:
     leaves = list(space.spaces.values())
     if not all(isinstance(s, spaces.Box) and len(s.shape) < 2 and np.issubdtype(s.dtype, np.floating) for s in leaves):
         return None
-    return spaces.Box(-np.inf, np.inf, (sum(int(np.prod(leaf.shape or ())) for leaf in leaves),), np.float32)
+    dtype: Any = np.result_type(*(leaf.dtype for leaf in leaves if leaf.dtype is not None))
+    return spaces.Box(-np.inf, np.inf, (sum(int(np.prod(leaf.shape or ())) for leaf in leaves),), dtype)
 
 
-def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> FloatArray:
+def join_rows(space: spaces.Dict, observation: dict[str, Any]) -> Array:
     """The numbers [R, n] of R observations, in the order of the space."""
     rows = [np.asarray(observation[key]) for key in space.spaces]
-    return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1, dtype=np.float32)
+    return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1)
 
 
 class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -36,6 +37,6 @@ class JoinedVectors(gymnasium.ObservationWrapper[Any, Any, Any]):
         assert isinstance(env.observation_space, spaces.Dict)
         self.observation_space, self._keys = joined, list(env.observation_space.spaces)
 
-    def observation(self, observation: dict[str, Any]) -> FloatArray:
+    def observation(self, observation: dict[str, Any]) -> Array:
         """The numbers in the order of the space."""
-        return np.concatenate([np.ravel(observation[key]) for key in self._keys], dtype=np.float32)
+        return np.concatenate([np.ravel(observation[key]) for key in self._keys])

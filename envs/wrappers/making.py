@@ -1,5 +1,6 @@
 """How single environments are made, with frame skip and frame stack for environments that offer neither."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +63,8 @@ class RepeatAction(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The last observation, the sum of the rewards, and the last info."""
         name, total, frames = type(self.unwrapped).__name__, 0.0, 0
         for _ in range(self.times):
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            own = copy.deepcopy(action)  # an environment may scale its action in place
+            observation, reward, terminated, truncated, info = self.env.step(own)
             require_info(name, "step", info)
             total += reward_of(name, "a repeated step", reward, self.env)
             frames += self._infos.frames(info, 1)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from appo.envs.masks import METHOD
@@ -23,8 +24,14 @@ class MasksOfMethod(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._with_masks(self.env.reset(seed=seed, **({"options": options} if options else {})))
 
     def step(self, action: Any) -> Any:
-        """Step the environment, and put the next mask into the info."""
-        return self._with_masks(self.env.step(action))
+        """Step the environment, and put the next mask into the info; after an end the method may fail."""
+        result = self.env.step(action)
+        try:
+            return self._with_masks(result)
+        except Exception:
+            if not (len(result) == 5 and np.all(np.asarray(result[2]) | np.asarray(result[3]))):
+                raise
+            return result  # no action follows
 
     def _with_masks(self, result: Any) -> Any:
         if not isinstance(result, tuple) or len(result) < 2 or not isinstance(result[-1], list | tuple | Mapping):

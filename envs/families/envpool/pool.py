@@ -22,7 +22,7 @@ class PoolVector(VectorEnv[Any, Any, Any]):
     """A pool whose environments are all stepped together. Of all infos an action mask and lives are passed on.
 
     Attributes:
-        frames_per_step: frame skip of games with a count of frames; 1 for others.
+        appo_frames_per_step: frame skip of games with a count of frames; 1 for others.
 
     Raises:
         UsageError: the environment is for several players.
@@ -37,7 +37,7 @@ class PoolVector(VectorEnv[Any, Any, Any]):
         spec = envpool.make_spec(task, num_envs=num_envs, **kwargs)
         if getattr(spec.config, "max_num_players", 1) > 1:
             raise UsageError(f"envpool:{task} is for several players, which cannot be played from a pool")
-        self.frames_per_step = int(spec.config.frame_skip) if counts_frames(task) else 1
+        self.appo_frames_per_step = int(spec.config.frame_skip) if counts_frames(task) else 1
         self._shown = spec.gymnasium_observation_space
         self._joins = (joined := joined_space(self._shown)) is not None
         self.single_observation_space = joined or self._shown
@@ -88,7 +88,7 @@ class PoolEnv(gymnasium.Env[Any, Any]):
             instead = ", --save_video films it" if modes else ""
             raise UsageError(f"envpool:{task} opens no window: --no_render plays it{instead}")
         self._vector = PoolVector(task, 1, **kwargs, **({"render_mode": render_mode} if render_mode else {}))
-        self.render_mode, self.frames_per_step = render_mode, self._vector.frames_per_step
+        self.render_mode, self.appo_frames_per_step = render_mode, self._vector.appo_frames_per_step
         self.metadata = {"render_modes": modes}
         if rate := FRAMES_PER_SECOND.get(task_modules()[task]):
             self.metadata["render_fps"] = rate

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from appo.envs.config import EnvConfig
 from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
+from appo.envs.precision import watched
 from appo.envs.spec import SINGLE_KEY
 from appo.envs.wrappers.flags import NeverTerminates
 from appo.utils.errors import UsageError
@@ -128,6 +129,41 @@ def test_choices_and_bits_inside_of_other_spaces_keep_their_limits(monkeypatch: 
     space: Any = make_single(EnvConfig(env=f"{HERE}:Taking", clip_actions=False)).action_space
     assert (space[0]["move"].low, space[0]["move"].high) == (-np.inf, np.inf)
     assert (space[0]["jump"], space[1]) == (spaces.Discrete(3), spaces.MultiBinary(2))
+
+
+class Scaling(Taking):
+    """Scales its action in place, as if nobody else held the array; counts frames by itself; shows float64."""
+
+    observation_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    frames_per_step = 5
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        action *= 2.0
+        return super().step(action)
+
+    def _shown(self) -> Any:
+        return np.full(2, 1e9 + self.steps % 3, np.float64)
+
+
+def test_an_environment_may_scale_its_action_in_place() -> None:
+    Scaling.taken.clear()
+    group = make_group(EnvConfig(env=f"{HERE}:Scaling", env_frameskip=3, observe_previous="action"), 1)
+    rollout = collect(group, 1, [1], lambda obs: np.full((1, 2), 0.25, np.float32))
+    assert np.array_equal(np.stack(Scaling.taken), np.full((3, 2), 0.5))
+    assert rollout.obs["obs"][1, 0, -2:].tolist() == [0.25, 0.25]
+    assert rollout.num_frames.tolist() == [[3]]
+
+
+def test_an_attribute_of_an_environment_does_not_multiply_its_steps() -> None:
+    group = make_group(EnvConfig(env=f"{HERE}:Scaling"), 1)
+    assert collect(group, 2, [1], lambda obs: np.zeros((1, 2), np.float32)).num_frames.tolist() == [[1], [1]]
+
+
+def test_numbers_that_float32_cannot_hold_are_found_beside_previous_steps() -> None:
+    group = make_group(EnvConfig(env=f"{HERE}:Scaling", observe_previous="both"), 1)
+    with watched(group) as precision:
+        collect(group, 2, [1], lambda obs: np.zeros((1, 2), np.float32))
+    assert any("as float32 cannot hold it" in line for line in precision.lines())
 
 
 class Choosing(Taking):

@@ -36,9 +36,9 @@ class Sensors(gymnasium.Env[Any, Any]):
 def test_numbers_come_in_the_order_of_the_space() -> None:
     assert list(FLOATS.spaces) == ["angle", "height", "speed"]
     env = JoinedVectors(Sensors())
-    assert env.observation_space == joined_space(FLOATS) == spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    assert env.observation_space == joined_space(FLOATS) == spaces.Box(-np.inf, np.inf, (6,), np.float64)
     for shown, number in ((env.reset()[0], 1.0), (env.step(0)[0], 2.0)):
-        assert shown.dtype == np.float32
+        assert shown.dtype == np.float64
         np.testing.assert_allclose(shown, [0.5, 0.5, 0.5, number, 1e-3, -number])
 
 
@@ -46,7 +46,7 @@ def test_rows_are_joined_as_single_observations_are() -> None:
     env = JoinedVectors(Sensors())
     single = [observation(number) for number in (1.0, 4.0)]
     rows = join_rows(FLOATS, {key: np.stack([one[key] for one in single]) for key in FLOATS.spaces})
-    assert rows.dtype == np.float32
+    assert rows.dtype == np.float64
     np.testing.assert_array_equal(rows, [env.observation(one) for one in single])
 
 

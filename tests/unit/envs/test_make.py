@@ -195,14 +195,14 @@ def test_the_names_by_which_families_are_known_are_those_of_their_environments()
         if not (family.names and family.prefixes and find_spec(family.package)):
             continue
         family.register()
-        registered = [name for name in gymnasium.registry if family.is_adapted(name, "") and name[0] != "B"]
+        registered = [name for name in gymnasium.registry if family.has_id(name) and name[0] != "B"]
         unknown = [
             name
             for name in registered
             if name.startswith(family.prefixes[0]) and not re.fullmatch(family.names, bare(name, family.prefixes))
         ]
-        # VizDoom has a name for every map of every game, and variants of each.
-        assert [name for name in unknown if family.name != "VizDoom"] == []
+        # VizDoom has a name for every map of every game, and variants of each; shimmy's name takes any task.
+        assert [name for name in unknown if family.name != "VizDoom" and "compatibility" not in name] == []
 
 
 def test_no_optional_package_is_imported_to_know_the_families() -> None:

@@ -15,7 +15,7 @@ from appo.envs.loop.env_set import OnFailure
 from appo.envs.make import make_group
 from appo.envs.masks import masks_said, random_action
 from appo.envs.spaces import spec_of
-from appo.envs.spec import GroupEnv
+from appo.envs.spec import GroupEnv, step_row
 from appo.envs.vectors.gym_vector import GymVector
 from appo.envs.wrappers.making import RepeatAction
 from appo.envs.wrappers.masks_of_method import with_masks_of_method, with_masks_of_methods
@@ -249,3 +249,39 @@ def test_a_mask_in_the_info_of_an_env_without_choices_is_refused() -> None:
 
 def test_forms_and_spaces_of_the_game_agree() -> None:
     assert SHOWN.keys() <= FORMS.keys()
+
+
+class Countdown(gymnasium.Env[Any, Any]):
+    """Has a mask for every step but the last, as sb3-contrib reads masks before actions alone."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    left = 3
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.left = 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+    def action_masks(self) -> Any:
+        return {3: [1, 0], 2: [0, 1], 1: [1, 1]}[self.left]
+
+
+def test_a_method_for_masks_may_fail_after_an_end() -> None:
+    group = loop_over([lambda: with_masks_of_method(Countdown())], name="Countdown")
+    rollout = collect(group, 7, [1], lambda obs: np.zeros((1, 1), np.int32))
+    assert rollout.obs["action_mask"][:, 0].tolist() == [[1, 0], [0, 1], [1, 1], [1, 1]] * 2
+    assert rollout.terminated[:, 0].tolist() == ([False, False, True, False] * 2)[:7]
+    assert group.rebuilds == 0
+
+
+def test_a_method_for_masks_that_fails_before_an_end_is_not_overlooked() -> None:
+    group = loop_over([lambda: with_masks_of_method(Countdown())], name="Countdown")
+    game = group._envs[0].unwrapped
+    collect(group, 1, [1], lambda obs: np.zeros((1, 1), np.int32))
+    game.left = 9
+    with pytest.raises(EnvironmentFailure, match="KeyError"):
+        group.step(np.zeros((1, 1), np.int32), step_row(group.spec, 1))

@@ -839,7 +839,7 @@ def test_presets_match_whole_names() -> None:
         == find_preset("CartPole", "cuda", APPO())
         != {}
     )
-    for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0"):
+    for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0", "maze:MazeDeterministic-v0"):
         assert find_preset(unknown, "cpu", APPO()) is None
     assert find_preset("toy/Memory-v0", "cpu", APPO()) == {}
     assert find_preset("ALE/Pong-v5", "cuda", APPO())["encoder_subtype"] == "convnet_atari"

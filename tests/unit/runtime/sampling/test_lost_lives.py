@@ -8,12 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.runtime.sampling.episodes import LostLives
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group
-from appo.envs.spec import EpisodeStats, StepRow
+from appo.envs.spec import EpisodeStats, StepRow, step_row
 from appo.utils.errors import SpaceMismatch, UsageError
 from tests.unit.runtime.groups import PairEnv, Played, episodes
 
@@ -89,6 +90,25 @@ def test_lives_are_read_from_infos_of_every_kind_of_group(by: str) -> None:
     name = "Lives" if by == "python" else "make_vector"
     group = make_group(EnvConfig(env=f"{HERE}:{name}"), 2)
     assert lives_shown(group, [1, 0, 1, 1]) == [[3, 2], [3, 2], [3, 1], [3, 0]]
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_a_vector_whose_games_end_together_shows_no_lives_in_its_resets(mode: str) -> None:
+    make = f"{HERE}:make_vector" if mode == "NEXT_STEP" else f"{HERE}:make_same_step"
+    group = make_group(EnvConfig(env=make), 1)
+    played = step_row(group.spec, 1)
+    played.lives = np.zeros(1, np.int32)
+    group.reset([0], played.obs)
+    ends = []
+    for _ in range(8):
+        group.step(np.ones((1, 1), np.int32), played)
+        ends.append(bool(played.terminated[0]))
+    group.close()
+    assert sum(ends) == 2
+
+
+def make_same_step(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    return gymnasium.vector.SyncVectorEnv([Lives] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def make_vector(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
