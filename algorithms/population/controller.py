@@ -70,7 +70,7 @@ class Controller:
         self.traits, self.learning, self.actors = list(traits), list(learning), range(actors)
         self._order: _OpenOrder | None = None
         self._outbox: list[Message] = []
-        self._warned = False
+        self._warned = set[str]()
         for policy in self.learning:
             if not any(event.policy == policy for event in lineage.events):
                 tuned = {name: one.default for name, one in exploit_explore.tuned.items()}
@@ -107,26 +107,28 @@ class Controller:
         """Return the mean objective of every learning policy; None until all have played enough."""
         name, policies = self.config.pbt_target_objective, [self.monitor.policies[policy] for policy in self.learning]
         statistics = [objective_of(progress, name) for progress in policies]
-        if all(one is None for one in statistics):  # else a policy that was replaced has not reported yet
-            for progress in policies:
-                if progress.episodes:
-                    self._warn(progress)
+        if nobody := all(one is None for one in statistics):  # else a policy that was replaced has not reported yet
+            for progress in filter(lambda one: one.episodes, policies):
+                known = ", ".join(name.removeprefix("stats/") for name in progress.statistics())
+                instead = ": policies are ranked by reward" * (name in TRUE_REWARD)
+                self._warn(f"no episode has reported {name} (--pbt_target_objective) so far, only {known}{instead}")
             if name in TRUE_REWARD:
                 statistics = [progress.episode_return for progress in policies]
         found: dict[int, float] = {}
         for policy, statistic in zip(self.learning, statistics, strict=True):
             if statistic is None or statistic.count < self.config.pbt_min_episodes:
+                count = self.monitor.policies[policy].episode_return.count
+                if statistic is None and not nobody and count >= self.config.pbt_min_episodes:
+                    self._warn(f"{name} (--pbt_target_objective) is in no episode of policy {policy}: all wait for it")
                 return None
             found[policy] = statistic.mean
         return found
 
-    def _warn(self, progress: PolicyProgress) -> None:
-        if not self._warned:
-            known = ", ".join(name.removeprefix("stats/") for name in progress.statistics())
-            name = self.config.pbt_target_objective
-            instead = ": policies are ranked by reward" * (name in TRUE_REWARD)
-            log.warning("no episode has reported %s (--pbt_target_objective) so far, only %s%s", name, known, instead)
-            self._warned = True
+    def _warn(self, text: str) -> None:
+        """Log a warning, each kind once."""
+        if (kind := text.partition(" ")[0]) not in self._warned:
+            self._warned.add(kind)
+            log.warning("%s", text)
 
     def _next_order(self) -> _OpenOrder | None:
         """Decide about the most overdue policy, if all policies can be compared."""

@@ -142,6 +142,10 @@ class ReplaySource(BatchSource):
         self._taken = time.perf_counter()
         return _as_batch(self.staging)
 
+    def blank(self) -> Batch:
+        """Return a batch of zeros."""
+        return _as_batch({name: np.zeros_like(array) for name, array in self.staging.items()})
+
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased]:
         """Update the priorities of the drawn batch, and follow the learner's flags.
 

@@ -319,8 +319,8 @@ class Run:
         return self.rank is not None and self.rank.number > 0
 
     def _limits(self, budget: Budget) -> Budget:
-        """Return the budget at which this start ends: that of env steps alone in a rank whose end rank 0 decides."""
-        return replace(budget, seconds=math.inf, benchmark=False) if self._is_further else budget
+        """Return the budget at which this start ends; rank 0 decides the end of the others."""
+        return Budget(2**62) if self._is_further else budget
 
     def _place(self) -> None:
         """Choose device and placement, at first and once an environment without a preset has shown its images."""
@@ -387,7 +387,7 @@ class Run:
         """Return the sampling flags, and log the limit of several learners."""
         plan, rank, probe = self._chosen(found), self.rank, found.probe
         if rank is not None and not self._is_further:
-            sums = Sums(rank.size, probe.models[0].num_weights, LOOPBACK if rank.size == rank.local_size else GIGABIT)
+            sums = Sums(rank.size, probe.models[0].num_gradients, LOOPBACK if rank.size == rank.local_size else GIGABIT)
             log.info("%s", learners_text(found.costs, plan, probe.config, probe.spec.num_agents, self.cores, sums))
         return plan
 

@@ -23,7 +23,7 @@ NAMES = (
     r"tutankham|upndown|venture|videocheckers|videochess|videocube|videopinball|wizardofwor|wordzapper|yarsrevenge|"
     r"zaxxon"
 )
-# Before ids had a prefix; other packages use the words too.
+# Of versions without a prefix; other packages use the words too.
 OLD_IDS = rf"(?i:{NAMES})(NoFrameskip|Deterministic)-v\d"
 
 FAMILY = Family(
@@ -36,7 +36,6 @@ FAMILY = Family(
     " `--episodic_life`; `--env_kwargs use_fire_reset=True` presses FIRE at the start of a game. Training uses the sign"
     " of the reward, reports the raw reward",
     ids=rf"ALE/|{OLD_IDS}",
-    claims_ids=False,
     prefixes=("ALE/",),
     names=NAMES,
     entry_points=r"ale_py\.",

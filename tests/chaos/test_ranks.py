@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from appo.utils.run_folder import RunFolder
-from tests.chaos.runs import TrainingRun, checkpoint_steps
+from tests.chaos.runs import SMALL, TrainingRun, checkpoint_steps
 from tests.integration.runs import Run
 from tests.patience import patient
 
 FLAGS = ("--num_learners=2", "--num_workers=1", "--log_format=plain", "--save_best_after=-1", "--normalize_returns")
 COMES_SECONDS = 120.0
+SMALL_SAC = (
+    "--algo=SAC", "--num_envs_per_worker=2", "--batch_size=16", "--learning_starts=4000", "--replay_capacity=10000",
+    "--encoder_mlp_layers=16", "--report_interval_seconds=0.2", "--seed=1", "--no_plot",
+)  # fmt: skip
 
 
 def numbered(text: str, rank: int, word: str) -> list[str]:
@@ -29,15 +33,20 @@ def pid_of(run: TrainingRun, rank: int) -> int:
     return int(str(folder.read_status()["pid"]))
 
 
+def assert_equal_counts(run: TrainingRun) -> None:
+    first, second = Run(run.directory), Run(RunFolder(run.directory).rank(1))
+    for name in ("env_steps", "samples", "used", "updates"):
+        assert first.totals[name] == second.totals[name], name
+    assert first.state()["env_steps"] == first.totals["env_steps"]
+
+
 def assert_one_run(run: TrainingRun) -> None:
     """Both ranks have counted and learned the same.
 
     The series of a rank 0 that was started again begins anew with the steps of its checkpoint, until the group forms.
     """
-    first, second = Run(run.directory), Run(RunFolder(run.directory).rank(1))
-    for name in ("env_steps", "samples", "used", "updates"):
-        assert first.totals[name] == second.totals[name], name
-    assert first.state()["env_steps"] == first.totals["env_steps"]
+    assert_equal_counts(run)
+    first = Run(run.directory)
     falls = [low for high, low in pairwise(first.series("env_steps")) if low < high]
     begins = map(int, re.findall(r"resuming policy 0 at env step (\d+)", run.stdout + run.stderr))
     assert not Counter(falls) - Counter(begins)
@@ -116,6 +125,25 @@ def test_rank_0_is_killed_and_takes_over_what_the_others_have_learned(tmp_path: 
         assert ended.exit_code == 0, ended.stderr
         assert re.search(r"rank 0 \(pid \d+\) ended with SIGKILL; starting it again", ended.stderr)
         assert_one_run(run)
+        run.seconds_until_gone(30.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("algo", ["APPO", "SAC"])
+def test_rank_0_is_killed_near_the_end_and_nothing_is_lost(tmp_path: Path, algo: str) -> None:
+    """Without a checkpoint, only rank 1 has what was learned. SAC fills a replay before its first batch."""
+    flags = [*FLAGS[:3], "--save_every_sec=100000", "--train_for_env_steps=12000"]
+    small, env = (SMALL_SAC, "Pendulum-v1") if algo == "SAC" else (SMALL, "CartPole-v1")
+    with TrainingRun(tmp_path, *flags, env=env, small=small) as run:
+        run.wait_until(lambda: "learn together" in run.stdout, "group", COMES_SECONDS)
+        run.wait_for_env_steps(9000 if algo == "SAC" else 6000)
+        os.kill(pid_of(run, 0), signal.SIGKILL)
+        ended = run.wait(600.0)
+        assert ended.exit_code == 0, ended.stderr
+        assert "goes on from the state of rank 1" in ended.stdout
+        assert_equal_counts(run)
+        assert Run(run.directory).totals["env_steps"] < 12000 + 1000  # the steps of rank 1 count once
         run.seconds_until_gone(30.0)
 
 

@@ -71,7 +71,7 @@ def examine(
         wire = min(speeds) / nbytes
         yield "forecast", "ok", Forecast.of(found.costs, plan, config, spec.num_agents, cores, wire).line()
     with contextlib.suppress(UsageError):  # not every batch has equal shares
-        sums, share = Sums(2, models[0].num_weights, min(speeds)), share_of(config, Rank(0, 2))
+        sums, share = Sums(2, models[0].num_gradients, min(speeds)), share_of(config, Rank(0, 2))
         yield "learners", "ok", learners_text(found.costs, plan, share, spec.num_agents, cores, sums)
 
 

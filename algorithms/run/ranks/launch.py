@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 END_SECONDS = 20.0
 """Time in which ranks must end after rank 0."""
+GRACE_SECONDS = 4.0
+"""Time in which ranks see that rank 0 has ended the run."""
+JOIN_SECONDS = 10.0
+"""Least time for a rank 0 that is started again: to take over the state of the others, which would be lost else."""
 LASTING = (UsageError.exit_code, NumericsError.exit_code, CheckpointError.exit_code)
 """Exit codes of failures that a restart would repeat."""
 
@@ -133,7 +137,7 @@ def _resuming(name: str, seconds: float, elapsed: float) -> list[str]:
     """Return the words by which rank 0 goes on with the run, for what is left of the time."""
     words = [f"--experiment={name}", "--restart_behavior=resume"]
     if seconds < ENDLESS["seconds"]:  # a time on the command line takes the place of a preset's env steps
-        words.append(f"--train_for_seconds={max(1.0, seconds - elapsed):.0f}")
+        words.append(f"--train_for_seconds={max(JOIN_SECONDS, seconds - elapsed):.0f}")
     return words
 
 
@@ -146,6 +150,11 @@ def _wait(processes: Sequence[_Process]) -> None:
 
 def _end(processes: Sequence[_Process]) -> None:
     """End all ranks: those that rank 0 has told end by themselves."""
+    deadline = time.monotonic() + GRACE_SECONDS * (processes[0].process is None)
+    for one in processes:
+        if one.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                one.process.wait(max(0.0, deadline - time.monotonic()))
     deadline = time.monotonic() + END_SECONDS
     for one in processes:
         one.send(signal.SIGTERM)

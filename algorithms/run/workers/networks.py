@@ -115,9 +115,8 @@ def _learner(
 
         assert isinstance(learner, FlatLearner)
         learner.join(group := RankGroup(b.rank, learner.flat.flat.device))
-        return RankLearnerWorker(
-            address, plan, learner, batches, memory, group=group, alone=b.topology.placement != "serial"
-        )
+        alone = b.topology.placement != "serial" and not b.topology.colocated
+        return RankLearnerWorker(address, plan, learner, batches, memory, group=group, alone=alone)
     member = (
         None if b.topology.num_policies == 1 else PopulationMember(b.traits_of(policy), tune, batches, memory.block)
     )

@@ -172,6 +172,10 @@ class BatchSource(ABC):
     def resize(self, columns: int) -> None:  # noqa: B027 (sizes may be fixed)
         """Make batches of so many columns, beginning with the next new batch; default: keep the size."""
 
+    def blank(self) -> Batch | None:
+        """Return a batch of zeros, without a valid step; None: the form of batches is not known before the first."""
+        return None
+
     def retire(self) -> None:  # noqa: B027 (most sources keep nothing)
         """Keep no further steps: batches are not trained on any more, but slots go on being released."""
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
-from appo.algorithms.runtime.learning.staging import Staging
+from appo.algorithms.runtime.learning.staging import Staging, staging_for
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.ownership import columns_used, note_columns_used
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
@@ -118,6 +119,11 @@ class ColumnBatches(BatchSource):
             self._entered = Entered(self.staged_samples, int(num_frames[valid].sum()))
             self.filled = self.staged_samples = 0
         return batch
+
+    def blank(self) -> Batch:
+        """Return a batch of zeros on the host."""
+        fields = {name: staging_for(array, self.num_columns) for name, array in self.staging.sources.items()}
+        return Batch.of({name: torch.from_numpy(array) for name, array in fields.items()})
 
     def entered(self) -> Entered:
         """Return the steps of the batch, once."""

@@ -80,6 +80,7 @@ class RankGroup:
     Attributes:
         totals: totals of all ranks by name, at the begin of the last round.
         over: whether rank 0 has ended the run.
+        is_back: whether this is rank 0 and the others have learned before, so that their state is the newest.
     """
 
     def __init__(self, rank: Rank, device: torch.device) -> None:
@@ -87,7 +88,7 @@ class RankGroup:
         self.store = client_of(rank, "learners")
         if rank.number == 0:  # an earlier learner may have died between the end of the run and its last save
             self._ask(lambda: self.store.delete_key("end"))
-        self.over = False
+        self.over, self.is_back = False, rank.number == 0 and self._has("1/members")
         self._epoch, self._members = 0, tuple[int, ...]()  # of the last epoch with this learner
         self._whom = set[str]()  # the same with pids
         self._group: Any = None
@@ -176,9 +177,14 @@ class RankGroup:
         self._round, self._awaited, self._began = self._round + 1, 0.0, time.monotonic()
         return float(shares.max())
 
-    def _look(self, now: float) -> None:
+    def is_wanted(self) -> bool:
+        """Return whether a learner waits to be let in; for members that only await that, or the end."""
+        self._look(time.monotonic(), often=10.0)
+        return self._wanted
+
+    def _look(self, now: float, often: float = 1.0) -> None:
         """Look from time to time whether a learner waits to be let in, and whether the run is over."""
-        if now - self._looked >= LOOK_SECONDS:
+        if now - self._looked >= LOOK_SECONDS / often:
             self._looked = now
             self.over, self._wanted = self._has("end"), self._has(f"{self._epoch + 1}/wanted")
 
@@ -313,7 +319,7 @@ class RankGroup:
 
     def _take_over(self, leader: int, member: Member) -> None:
         """Continue with state and totals of the leader (GroupBroken)."""
-        state, key = member.learner.state(), f"{self._epoch}/state"
+        state, key, is_new = member.learner.state(), f"{self._epoch}/state", not self._done
         own = np.concatenate([vector.reshape(-1).view(np.uint8) for vector in state.vectors.values()])
         if is_leader := leader == self.rank.number:
             if not self._table.any():  # all learners are new: the saved state alone says how much the others have done
@@ -332,14 +338,15 @@ class RankGroup:
         told = json.loads(self._ask(lambda: self.store.get(key)))  # the leader set the key before
         self._table, self._done = np.array(told["table"]), told["done"] + 1
         found, counts = whole.cpu().numpy(), np.array([member.totals[name] for name in COUNTED])
-        # Equal weights may come with more counts than this learner, a replacement, has.
-        if not np.array_equal(found, own) or (self._table[self.rank.number] > counts + self._offset).any():
+        # A new learner may begin with the leader's weights, but never knows which part of its counts is of other ranks.
+        row = self._table[self.rank.number]
+        if not np.array_equal(found, own) or (is_new and row.any() and (row != counts).any()):
             parts = np.split(found, np.cumsum([vector.nbytes for vector in state.vectors.values()])[:-1])
             for vector, part in zip(state.vectors.values(), parts, strict=True):
                 vector[...] = part.view(vector.dtype).reshape(vector.shape)
             state.meta.update(told["meta"])
             member.go_on_from(state)
-            self._offset = self._table[self.rank.number] - [member.totals[name] for name in COUNTED]
+            self._offset = row - [member.totals[name] for name in COUNTED]
             log.info("rank %d goes on from the state of rank %d", self.rank.number, leader)
         member.learner.updates = told["meta"]["updates"]
 

@@ -27,7 +27,8 @@ class RankLearnerWorker(LearnerWorker):
     """Trains the part of one rank of every batch.
 
     A rank joins the group with its first batch, and holds a batch until a round of the group begins. A rank that the
-    others wait for in vain takes part with a batch without a valid step.
+    others wait for in vain takes part with a batch without a valid step. A rank 0 that was started again joins at once,
+    as the end of the run may come before its first batch; at the end of the budget the others wait for rank 0.
 
     Args:
         address, plan, learner, batches, memory: as of a `LearnerWorker`.
@@ -57,6 +58,8 @@ class RankLearnerWorker(LearnerWorker):
         self._empty: Batch | None = None
         self._counted = False  # whether the batch held is counted
         super().__init__(address, plan, learner, batches, memory)
+        if group.is_back:
+            self._empty = batches.blank()
 
     @property
     def of_all(self) -> dict[str, int]:
@@ -74,7 +77,19 @@ class RankLearnerWorker(LearnerWorker):
         if super().pending():
             return True
         is_due = self.alone or time.monotonic() - self._looked >= NAP_SECONDS
-        return is_due and not (self._empty is None or self.stopped or self._budget_reached())
+        return is_due and not (self._empty is None or self.stopped or self.group.over)
+
+    def work(self) -> Iterator[Message]:
+        """Train with the others. After the budget, let in a rank that waits for the state, and await the end."""
+        yield from super().work()
+        if self._empty is not None and super()._budget_reached() and not self.group.over:
+            if self.group.ready(self) and self.group.is_wanted():
+                yield from self._round(None)
+            if self.of_all[OVER]:
+                yield self._report()  # by which main ends
+            self._looked = time.monotonic()
+            if self.alone:
+                time.sleep(NAP_SECONDS)
 
     def _budget_reached(self) -> bool:
         return self.group.over or super()._budget_reached()

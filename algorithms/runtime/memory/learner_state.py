@@ -201,6 +201,11 @@ class ModelDescription:
         return sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.table)
 
     @property
+    def num_gradients(self) -> int:
+        """Return the number of gradients of all networks, which several learners add up in every optimizer step."""
+        return sum(math.prod(one.shape) for name, one in self.layout.vectors.items() if "exp_avg" in name.split("."))
+
+    @property
     def limit(self) -> Limit:
         """Return the size limit of checkpoints of this model, headers and plain values included."""
         vectors = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.layout.vectors.values())

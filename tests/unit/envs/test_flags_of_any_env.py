@@ -145,13 +145,14 @@ class Scaling(Taking):
         return np.full(2, 1e9 + self.steps % 3, np.float64)
 
 
-def test_an_environment_may_scale_its_action_in_place() -> None:
+@pytest.mark.parametrize("frames", [None, 3])
+def test_an_environment_may_scale_its_action_in_place(frames: int | None) -> None:
     Scaling.taken.clear()
-    group = make_group(EnvConfig(env=f"{HERE}:Scaling", env_frameskip=3, observe_previous="action"), 1)
+    group = make_group(EnvConfig(env=f"{HERE}:Scaling", env_frameskip=frames, observe_previous="action"), 1)
     rollout = collect(group, 1, [1], lambda obs: np.full((1, 2), 0.25, np.float32))
-    assert np.array_equal(np.stack(Scaling.taken), np.full((3, 2), 0.5))
+    assert np.array_equal(np.stack(Scaling.taken), np.full((frames or 1, 2), 0.5))
     assert rollout.obs["obs"][1, 0, -2:].tolist() == [0.25, 0.25]
-    assert rollout.num_frames.tolist() == [[3]]
+    assert rollout.num_frames.tolist() == [[frames or 1]]
 
 
 def test_an_attribute_of_an_environment_does_not_multiply_its_steps() -> None:

@@ -16,6 +16,7 @@ from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from appo.algorithms.run.config import parse_train
 from appo.algorithms.run.placement import plan_workers, topology_of
 from appo.algorithms.runtime.learning.batches import Batch
+from appo.algorithms.runtime.memory.learner_state import ModelDescription
 from appo.algorithms.sac.algorithm import SAC
 from appo.algorithms.sac.config import METRICS, SACConfig
 from appo.algorithms.sac.learner import SACLearner
@@ -335,3 +336,10 @@ def test_another_process_draws_where_flags_allow_it(words: list[str], shards: in
     config = parse_train(["--env=Pendulum-v1", "--algo=SAC", "--experiment=x", "--train_dir=.", *words])
     topology = topology_of(config, plan_workers(config, 2, "local"), 1)
     assert sum(count for _, count in topology.apart) == shards
+
+
+def test_several_learners_add_up_the_gradients_of_critics_too() -> None:
+    learner = learner_of()
+    networks = [learner.optimizer, *(network.optimizer for network in learner.networks.values())]
+    found = ModelDescription(learner.flat.table, 0, learner.layout).num_gradients
+    assert found == sum(len(one.gradient) for one in networks) > 2 * len(learner.optimizer.gradient)
