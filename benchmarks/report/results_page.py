@@ -108,7 +108,8 @@ def _verdict(trial: Trial, mode: str, found: Summary) -> str:
     """Return whether the mean, or mean plus standard error, reaches the goal; empty without a goal of this mode."""
     if trial.goal is None or mode != trial.mode or found.mean is None:
         return ""
-    error = (found.deviation or 0.0) / math.sqrt(found.seeds)
+    # The deviation of several seeds is that between their means, of a single seed that between episodes.
+    error = (found.deviation or 0.0) / math.sqrt(found.seeds if found.seeds > 1 else max(1, found.episodes))
     within = "within the standard error" if found.mean + error >= trial.goal else "missed"
     return f"; {'reached' if found.mean >= trial.goal else within}: {trial.goal:,g}"
 

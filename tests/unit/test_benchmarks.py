@@ -22,8 +22,9 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import apex_peers
 from benchmarks.promises import bare, machines, on_machines, soak, under_fire
 from benchmarks.report import __main__ as report
-from benchmarks.report import performance_page
+from benchmarks.report import performance_page, results_page
 from benchmarks.scores import learning, population
+from benchmarks.scores.trials import TRIALS, Summary
 from benchmarks.shared import hosts, markdown, measuring, process_tree, promises, runs
 from benchmarks.shared.measuring import Point
 from benchmarks.shared.process_tree import Process
@@ -482,3 +483,13 @@ class TestApexPeers:
         assert (learning.replay_ratio, learning.double_q, learning.dueling) == (8.0, False, False)
         assert (learning.batch_size // apex_peers.USES) * apex_peers.USES == learning.batch_size
         assert learning.learning_starts == apex_peers.LEARNING_STARTS
+
+
+@pytest.mark.parametrize(
+    ("mean", "seeds", "said"), [(24.0, 1, "reached"), (23.85, 1, "within the standard error"), (23.5, 1, "missed"),
+                                (22.5, 2, "within the standard error")]
+)  # fmt: skip
+def test_the_standard_error_of_a_single_seed_is_of_its_episodes(mean: float, seeds: int, said: str) -> None:
+    trial = TRIALS["vizdoom_defend_center_published"]
+    found = results_page._verdict(trial, trial.mode, Summary(mean, 2.2, seeds, 100 * seeds))
+    assert found == f"; {said}: 24"
