@@ -247,6 +247,10 @@ class ShardedSource(BatchSource):
         told = [Told(*ring.told.tolist()) for ring in self.rings]
         return samples + sum(int(t.samples) for t in told), env_steps + sum(int(t.env_steps) for t in told)
 
+    def blank(self) -> Batch:
+        """Return a batch of zeros."""
+        return self._batches[0][0].map(torch.zeros_like)
+
     def trained(self, feedback: Sequence[Feedback] = ()) -> Iterator[SlotReleased | Wake]:
         """Return the errors of the last batch to the shard, and wake the shard."""
         self.rings[self._shard].give_back(np.asarray(feedback[-1]["priority"]) if feedback else None)

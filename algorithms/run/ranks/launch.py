@@ -82,13 +82,16 @@ def launch(config: Config, argv: Sequence[str]) -> int:
     ranks = [Rank(number, size, number, size, port=store.port) for number in range(size)]
     device_to(ranks[0])  # once, as every rank would refuse the interface in a line of its own
     processes = [_Process(rank, Revival(f"rank {rank.number}", config.run.run_directory)) for rank in ranks]
+    grace = 0.0
     with _passing_signals_to(processes[0]):
         try:
             for process in processes:
                 process.start(argv)
-            return _watch(processes, argv, config.run.train_for_seconds)
+            code = _watch(processes, argv, config.run.train_for_seconds)
+            grace = 0.0 if code in LASTING else GRACE_SECONDS
+            return code
         finally:
-            _end(processes)
+            _end(processes, grace)
 
 
 @contextmanager
@@ -148,9 +151,9 @@ def _wait(processes: Sequence[_Process]) -> None:
         wait([stack.enter_context(closing(os.pidfd_open(pid))) for pid in pids], LOOK_SECONDS)
 
 
-def _end(processes: Sequence[_Process]) -> None:
-    """End all ranks: those that rank 0 has told end by themselves."""
-    deadline = time.monotonic() + GRACE_SECONDS * (processes[0].process is None)
+def _end(processes: Sequence[_Process], grace: float) -> None:
+    """End all ranks; those that see the end of rank 0 have `grace` seconds to end by themselves."""
+    deadline = time.monotonic() + grace
     for one in processes:
         if one.process is not None:
             with suppress(subprocess.TimeoutExpired):

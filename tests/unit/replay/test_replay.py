@@ -11,6 +11,7 @@ from appo.algorithms.runtime.messages import SlotReleased
 from appo.algorithms.sac.config import SACConfig
 from tests.unit.replay.replays import PLAN, ROLLOUT, ROWS, SPEC, STACKS, Replay, replay_of
 from tests.unit.replay.test_storage import one_step
+from tests.unit.runtime.worlds import assert_blank
 
 STEPS = ROWS * ROLLOUT  # of a slot in which no episode ends
 
@@ -142,6 +143,7 @@ def test_batches_hold_n_step_transitions(spec: object, prioritized: bool) -> Non
         drawn = replay.source._drawn
         assert batch is not None
         assert drawn is not None
+        assert_blank(replay.source.blank(), batch)
         named = {name: tensor.numpy() for name, tensor in batch.named().items()}
         assert named["valid"].all()
         assert not named["first"].any()

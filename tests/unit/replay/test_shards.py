@@ -24,7 +24,7 @@ from appo.algorithms.runtime.memory.units import Units
 from appo.algorithms.runtime.messages import Address, SlotReleased, Wake
 from appo.algorithms.runtime.roles import register
 from tests.unit.replay.replays import PLAN, RECORDED, ROLLOUT, ROWS, SPEC, STACKS, fill_slot
-from tests.unit.runtime.worlds import TOPOLOGY, World, world_of
+from tests.unit.runtime.worlds import TOPOLOGY, World, assert_blank, world_of
 
 SHARDS, STEPS = 2, ROWS * ROLLOUT
 WAKE = Wake(Address("learner", 0))
@@ -184,6 +184,7 @@ def test_without_a_ratio_nobody_waits() -> None:
     for _ in range(20):
         batch = replay.source.take()
         assert batch is not None
+        assert_blank(replay.source.blank(), batch)
         list(replay.source.trained())
         replay.work()
 

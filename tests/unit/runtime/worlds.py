@@ -103,6 +103,14 @@ def copy_of(batch: Batch) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in batch.named().items()}
 
 
+def assert_blank(blank: Batch | None, batch: Batch) -> None:
+    """A blank batch has the form of the batches of its source, and no valid step."""
+    assert blank is not None
+    forms = [{name: (x.shape, x.dtype) for name, x in one.named().items()} for one in (blank, batch)]
+    assert forms[0] == forms[1]
+    assert not any(x.any() for x in blank.named().values())
+
+
 def columns_in(world: World, places: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """What a batch of the columns (slot, row) must hold, in the form of `copy_of`."""
     names = {f.name for f in fields(Batch)}

@@ -11,7 +11,7 @@ from appo.algorithms.runtime.learning.gpu_batches import DeviceStaging
 from appo.algorithms.runtime.learning.staging import Staging
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.runtime.messages import SlotReleased, TrajectoryReady
-from tests.unit.runtime.worlds import World, columns_in, copy_of, hand_over, number_all, world_of
+from tests.unit.runtime.worlds import World, assert_blank, columns_in, copy_of, hand_over, number_all, world_of
 
 GROUPS, ROWS = 3, 2
 
@@ -33,6 +33,7 @@ def consume(batches: ColumnBatches, version: int = 1) -> tuple[list[dict[str, np
     while batches.waiting:
         note(list(batches.fill(version)))
         if (batch := batches.take()) is not None:
+            assert_blank(batches.blank(), batch)
             trained.append(copy_of(batch))
             note(list(batches.trained()))
     return trained, released_after
