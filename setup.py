@@ -25,7 +25,7 @@ ONNX = ["onnx>=1.20", "onnxscript>=0.5", "onnxruntime>=1.23"]
 HUB = ["huggingface_hub>=1.0"]
 WANDB = ["wandb>=0.20"]
 TRACKIO = ["trackio>=0.20"]
-TUNE = ["optuna>=4.5"]
+TUNE = ["optuna>=5"]
 MLFLOW = ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic>=1.13"]  # its default store is a file of sqlite
 LZ4 = ["lz4>=4.4"]
 RAY = ["ray>=2.55"]  # earlier versions lack the authentication by token

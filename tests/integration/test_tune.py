@@ -105,6 +105,35 @@ def test_a_run_that_was_killed_begins_again_once(deaths: int, tmp_path: Path) ->
     assert (done.returncode, cause in done.stderr) == ((0, False) if deaths == 1 else (1, True))
 
 
+def test_a_run_that_hangs_begins_again_once_with_its_stack(tmp_path: Path) -> None:
+    limits = [f"--{what}_timeout_seconds={seconds}" for what, seconds in (("reset", 2), ("step", 0.5), ("work", 1))]
+    hangs = 'import time; [*Path().glob("train_dir/a/trial*")] and time.sleep(1000)'
+    done = search(tmp_path, hangs, *OWN, "--trials=1", "--confirm_seeds=0", *limits)
+    assert done.returncode == 1
+    assert done.stdout.count("trial 0 seed 1: nothing has happened for 3.5 s; the run begins again\n") == 1
+    assert "error: trial 0 seed 1: nothing has happened for 3.5 s" in done.stderr
+    assert "has no effect" not in done.stdout
+
+
+def test_another_space_in_the_same_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text("gamma = [0.9, 0.99]\n")
+    words = [*OWN, "--space=space.toml", "--trials=1", "--confirm_seeds=0"]
+    assert search(tmp_path, "pass", *words).returncode == 0
+    assert search(tmp_path, "pass", *words).returncode == 0
+    (tmp_path / "space.toml").write_text("gamma = [0.9, 0.999]\n")
+    done = search(tmp_path, "pass", *words)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: study a has another search space than space.toml: give another --study\n",
+    )
+
+
+def test_flags_without_an_effect_are_told(tmp_path: Path) -> None:
+    done = search(tmp_path, "pass", *OWN, "--trials=1", "--confirm_seeds=0", "--policy_workers_per_policy=4")
+    assert done.returncode == 0
+    assert re.search("--policy_workers_per_policy.* has no effect", done.stdout)
+
+
 def test_a_folder_that_is_taken_away_ends_the_study_with_a_line(tmp_path: Path) -> None:
     takes = 'folder = Path("train_dir/a"); [*folder.glob("trial_1*")] and (folder.rename("b"), folder.touch())'
     done = search(tmp_path, takes, *OWN, "--trials=2")

@@ -19,6 +19,8 @@ NETWORK = (
     "appo.algorithms.pqn.learner",
     "appo.algorithms.parts.epsilon_greedy",
     "appo.algorithms.replay.source",
+    "appo.algorithms.parts.captured_update",
+    "appo.algorithms.run.tuning.network",
 )
 
 

@@ -79,7 +79,7 @@ class Inquiry:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._pipe.close()  # ends the process's loop of questions
+        self.close()
         try:
             self.finish()
         finally:
@@ -94,6 +94,16 @@ class Inquiry:
         """Return the pipe of the answers, to wait for several inquiries at once."""
         return self._pipe
 
+    def close(self) -> None:
+        """Take no more answers; a process without an open question closes its environments and ends."""
+        self._pipe.close()
+        self._closed_by = self._closed_by or time.monotonic() + CLOSING_SECONDS
+
+    @property
+    def has_closed(self) -> bool:
+        """Return whether the process has ended, or has had its time to close."""
+        return self._is_busy or not self._process.is_alive() or time.monotonic() >= self._closed_by
+
     def finish(self) -> None:
         """Wait until a process without an open question has closed its environments, at most `CLOSING_SECONDS`.
 
@@ -101,7 +111,7 @@ class Inquiry:
             Interrupted: a signal arrived.
         """
         self._closed_by = self._closed_by or time.monotonic() + CLOSING_SECONDS
-        while not self._is_busy and self._process.is_alive() and time.monotonic() < self._closed_by:
+        while not self.has_closed:
             self._process.join(POLL_SECONDS)
             self.signals.check()
 
@@ -143,6 +153,13 @@ class Inquiry:
             return self._pipe.recv() if self._wait(deadline) else None
         except EOFError:
             return WorkerFailed("probe", 1, *self._death(who))
+
+    def end_hanging(self, seconds: float) -> WorkerFailed:
+        """Kill a process that has sent nothing for so many seconds; return the failure, with Python stacks."""
+        report = stack_of(self._process, self.log_path)
+        self._process.kill()
+        self._process.join(1.0)
+        return WorkerFailed("probe", 1, f"nothing has happened for {seconds:g} s", report)
 
     def _death(self, who: str) -> tuple[str, str]:
         """Return cause and Python stacks of the end of the process."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, cast
@@ -141,6 +141,11 @@ def require_effect(space: Space, config: Config, source: str) -> None:
         own = replace(config, given=frozenset({name}))
         if all(lines := [next(without_effect(own, case), "") for case in cases]):
             raise UsageError(f"{source}: {lines[0]}")
+
+
+def dead_flags(config: Config, given: Mapping[str, object], space: Space) -> Iterator[str]:
+    """Yield a line for each flag on the command line that changes no run; a study watches processes by their limits."""
+    return without_effect(replace(config, given=frozenset(given)), {**_features(config, space), "processes": True})
 
 
 def refused(space: Space, preset: Config) -> list[tuple[str, object]]:

@@ -106,6 +106,13 @@ def is_hopeless(curve: Mapping[int, float], step: int, others: Sequence[Mapping[
     return tenth >= WARM_UP_POINTS and len(known) >= FEWEST_CURVES and best < median(known)
 
 
+def reached(curve: Mapping[int, float], tenth: int) -> dict[int, float]:
+    """Return the curve of a trial that still runs, without a run that has not reached this tenth."""
+    last = max(curve, default=0)
+    begun = (last - 1) // POINTS * POINTS
+    return {at: score for at, score in curve.items() if at <= begun or last >= begun + tenth}
+
+
 class Study:
     """Trials with their state on disk, trial 0 with the `first` parameters, the next ones near them.
 
@@ -156,9 +163,10 @@ class Study:
         """Write a point of a curve, from 1 to `POINTS`; return whether the run is hopeless. The preset never is."""
         step, records = job.rung * POINTS + number, {record.number: record for record in self.records()}
         own = records.pop(job.number).curve
+        others = [reached(one.curve, number) if one.state == "running" else one.curve for one in records.values()]
         if step not in own:  # a run that was killed is made again
             self._running[job.number].report(score, step)
-        return job.number != 0 and is_hopeless({**own, step: score}, step, [one.curve for one in records.values()])
+        return job.number != 0 and is_hopeless({**own, step: score}, step, others)
 
     def confirm(self, job: Job, outcome: Outcome | str) -> None:
         """Write the end of a run with a new seed, or the reason of a failure."""

@@ -1,7 +1,8 @@
 """One run of a trial, in a process forked from a server that has loaded torch and appo."""
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from multiprocessing.connection import Connection
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +18,13 @@ from appo.utils.errors import NothingTrained
 POINTS = 10
 """Points of a learning curve; the last one is the score."""
 FEWEST_EPISODES = 20
-LOOK_SECONDS = 0.05
+LOOK_SECONDS, ALIVE_SECONDS = 0.05, 1.0
+
+
+class Alive(NamedTuple):
+    """A sign of life, one each `ALIVE_SECONDS`."""
+
+    env_steps: int
 
 
 class Point(NamedTuple):
@@ -43,6 +50,7 @@ class Returns(Callbacks):
 
     Attributes:
         tenth: tenth of a budget of time, from 1 to `POINTS`.
+        learners: policies whose returns count; frozen ones and past versions learn nothing.
         values: tenth and return of each episode.
     """
 
@@ -50,6 +58,7 @@ class Returns(Callbacks):
         super().__init__()
         self.most_env_steps, self.played = most_env_steps, Counter[int]()
         self.tenth = 1
+        self.learners: Collection[int] = ()
         self.values: list[tuple[int, float]] = []
 
     def on_episodes(self, episodes: EpisodesDone) -> None:
@@ -59,7 +68,11 @@ class Returns(Callbacks):
             self.played[policy] += length
             if self.most_env_steps:
                 tenth = -(-POINTS * self.played[policy] // self.most_env_steps)
-            if tenth <= POINTS and (episodes.exploring is None or not episodes.exploring[place]):
+            if (
+                policy in self.learners
+                and tenth <= POINTS
+                and (episodes.exploring is None or not episodes.exploring[place])
+            ):
                 self.values.append((tenth, float(episodes.episode_return[place])))
 
     def score(self, tenth: int) -> float | None:
@@ -75,7 +88,14 @@ def run_trial(pipe: Connection, log_path: Path, flags: Mapping[str, Any]) -> Non
     with send_failures(pipe):
         returns = Returns(flags.get("train_for_env_steps"))
         with Training(flags, callbacks=[returns], report_seconds=LOOK_SECONDS) as run:
-            for _ in run:
+            returns.learners = set(range(run.config.sampling.num_policies)) - run.config.frozen
+            told = time.monotonic()
+            for report in run:
+                if pipe.poll():  # closed: the run has been ended early
+                    return
+                if (now := time.monotonic()) > told + ALIVE_SECONDS:
+                    told = now
+                    pipe.send(Alive(report.env_steps))
                 for number in range(returns.tenth, min(POINTS, int(POINTS * (run.share or 0)) + 1)):
                     if (score := returns.score(number)) is not None:
                         pipe.send(Point(number, score))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from appo.algorithms.run.config import Config, check, resolve
 from appo.algorithms.run.first_batch import budget_of
@@ -29,6 +29,7 @@ from appo.algorithms.tools.tune.results import Results, words_of_first, write
 from appo.algorithms.tools.tune.space import (
     Space,
     built_in,
+    dead_flags,
     differences,
     parse_space,
     refused,
@@ -37,7 +38,7 @@ from appo.algorithms.tools.tune.space import (
     words_of_preset,
 )
 from appo.algorithms.tools.tune.study import Job, Record, Study, require_optuna
-from appo.algorithms.tools.tune.trial import Outcome, Point, run_trial
+from appo.algorithms.tools.tune.trial import Alive, Outcome, Point, run_trial
 from appo.envs.make import check_name
 from appo.utils.command_line import flag_text, say, words_of
 from appo.utils.errors import Interrupted, StopNow, UsageError, text_of
@@ -49,7 +50,7 @@ from appo.utils.system.machine import available_cores
 from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.values import shown
 
-POLL_SECONDS = 0.5
+POLL_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 2.0
 STUDY_FILE = "study.json"
 RUN_NAME = re.compile(r"(trial|confirm)_\d+_seed-\d+")
 TRIALS, SEEDS, CONFIRM_SEEDS = 40, (1, 2, 3), 3
@@ -166,6 +167,8 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
         for name, value in refused(space, of_runs):
             say(f"{source}: a start refuses {name}={words_of(value)} beside trial 0, whose values then take its place")
     settings = Settings(asked, shared, preset.to_flat(), content, frames)
+    for line in dead_flags(of_runs, given, space):
+        say(line)
     first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
     _require_update(Config.from_flat({**of_runs.to_flat(), **first}), frames)
     return settings
@@ -190,11 +193,21 @@ def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:
         found = Settings(**{name: value for name, value in content.items() if name != MARK})  # type: ignore[arg-type]
     except TypeError as error:
         raise UsageError(f"{config.folder / STUDY_FILE} is damaged: {error}") from None
+    if config.space and read_mapping(Path(config.space)) != found.space:
+        raise UsageError(f"study {config.study} has another search space than {config.space}: give another --study")
     for name, value in asked.items():
         if name not in found.asked or flag_text(value) != flag_text(found.asked[name]):
             had = f"--{name}={words_of(found.asked[name])}" if name in found.asked else f"no --{name}"
             raise UsageError(f"study {config.study} has {had}, not {words_of(value)}: give another --study")
     return found
+
+
+class _Ending(NamedTuple):
+    """A process that closes its environments after its run."""
+
+    job: Job
+    inquiry: Inquiry
+    failed: bool
 
 
 class _Search:
@@ -208,6 +221,10 @@ class _Search:
         first = words_of_preset(self.space, settings.preset)
         self.study = Study(self.folder, self.space, settings.seeds, first)
         self.running: dict[str, tuple[Job, Inquiry]] = {}
+        self.ending: list[_Ending] = []
+        self.silent: dict[str, float] = {}
+        limits = self.preset.sampling
+        self.patience = limits.reset_timeout_seconds + limits.step_timeout_seconds + limits.work_timeout_seconds
         self.killed: set[str] = set()
         self.repeats: list[Job] = []
         *before, last = preloaded(with_torch=True)
@@ -251,14 +268,23 @@ class _Search:
 
     def close(self) -> None:
         """End all processes."""
+        for job, _ in list(self.running.values()):
+            self._end(job)
         with contextlib.ExitStack() as stack:
-            for job, _ in list(self.running.values()):
-                stack.callback(self._end, job)
+            for one in self.ending:
+                stack.callback(self._bury, one)
+            self.ending = []
 
     def _run_all(self, next_job: Callable[[], Job | None], deadline: float) -> None:
         """Make runs, at most `parallel` at a time, until none is left or the monotonic `deadline`."""
+        looked = time.monotonic()
         while (now := time.monotonic()) < deadline:
             self.signals.check()
+            # A process that was stopped or swapped out has not watched the others meanwhile.
+            passed, looked = min(now - looked, LONGEST_LOOK_SECONDS), now
+            for one in [one for one in self.ending if one.inquiry.has_closed]:
+                self.ending.remove(one)
+                self._bury(one)
             while len(self.running) < self.parallel and (job := self.repeats.pop() if self.repeats else next_job()):
                 self._start(job)
             if not self.running:
@@ -266,11 +292,20 @@ class _Search:
             pipes = [inquiry.pipe for _, inquiry in self.running.values()]
             multiprocessing.connection.wait(pipes, min(POLL_SECONDS, deadline - now))
             for job, inquiry in list(self.running.values()):
-                while job.name in self.running and (answer := inquiry.answer_by(0.0, "the process")) is not None:
+                self.silent[job.name] = self.silent.get(job.name, 0.0) + passed
+                while job.name in self.running and (answer := self._answer(job, inquiry)) is not None:
+                    self.silent[job.name] = 0.0
                     if isinstance(answer, WorkerFailed) and inquiry.was_killed and job.name not in self.killed:
                         self._repeat(job, answer.summary)
                         break
                     self._take(job, answer)
+
+    def _answer(self, job: Job, inquiry: Inquiry) -> object | None:
+        """Return the next answer of a process, `WorkerFailed` if the process hangs or has died; None: no answer yet."""
+        answer = inquiry.answer_by(0.0, "the process")
+        if answer is None and self.silent[job.name] > self.patience:
+            return inquiry.end_hanging(self.patience)
+        return answer
 
     def _start(self, job: Job) -> None:
         start_fork_server(self.janitor, self.preload, with_torch=True)  # again, if it has died
@@ -289,6 +324,7 @@ class _Search:
     def _repeat(self, job: Job, cause: str) -> None:
         """Make a run again, once: whoever killed the process need not have meant the trial."""
         self._end(job)
+        self._bury(self.ending.pop())  # the run has the same folder again
         self.killed.add(job.name)
         self.repeats.append(job)
         say(f"{job.title}: {cause}; the run begins again")
@@ -302,6 +338,8 @@ class _Search:
                     self._end(job)
                     self.study.stop(job.number)
                     say(f"{who}: ended early at {number} tenths with {score:.2f}")
+            case Alive():
+                pass
             case Outcome(score):
                 self._end(job)
                 (self.study.confirm if job.confirms else self.study.add)(job, answer)
@@ -317,12 +355,18 @@ class _Search:
                 say(f"{who} failed: {answer.summary}")
 
     def _end(self, job: Job, *, failed: bool = False) -> None:
-        """End a process; remove the run unless it confirms, and the log unless the run failed."""
+        """Let a process close its environments, while the next run begins."""
         _, inquiry = self.running.pop(job.name)
+        self.silent.pop(job.name, None)
+        inquiry.close()
+        self.ending.append(_Ending(job, inquiry, failed))
+
+    def _bury(self, one: _Ending) -> None:
+        """End a process; remove the run unless it confirms, and the log unless the run failed."""
         try:
-            inquiry.__exit__(None, None, None)
+            one.inquiry.__exit__(None, None, None)
         finally:
-            self._remove(job.name, run=not job.confirms, log=not failed)
+            self._remove(one.job.name, run=not one.job.confirms, log=not one.failed)
 
     def _remove(self, name: str, *, run: bool = True, log: bool = True) -> None:
         if run:

@@ -34,6 +34,7 @@ from appo.algorithms.tools.tune.study import (
     cut_torn_line,
     goes_on,
     is_hopeless,
+    reached,
 )
 from appo.algorithms.tools.tune.trial import Outcome, Returns
 from appo.algorithms.tools.tune.tune import _new_settings
@@ -248,6 +249,12 @@ def test_a_run_is_compared_with_the_runs_of_all_seeds() -> None:
     assert not is_hopeless({4: 9.0, 14: 0.0}, 14, others[1:])  # four runs
 
 
+def returns_of(most_env_steps: int | None, *learners: int) -> Returns:
+    returns = Returns(most_env_steps)
+    returns.learners = learners or (0,)
+    return returns
+
+
 def play(returns: Returns, lengths: list[int], values: list[float], policy: int = 0, exploring: bool = False) -> None:
     count = len(lengths)
     message = EpisodesDone(
@@ -258,7 +265,7 @@ def play(returns: Returns, lengths: list[int], values: list[float], policy: int 
 
 @pytest.mark.parametrize("report", [1, 7, 60])
 def test_a_tenth_of_the_env_steps_is_cut_between_episodes(report: int) -> None:
-    returns = Returns(most_env_steps=500)
+    returns = returns_of(500)
     assert returns.score(10) is None
     values = [float(number) for number in range(60)]
     for begin in range(0, 60, report):
@@ -271,7 +278,7 @@ def test_a_tenth_of_the_env_steps_is_cut_between_episodes(report: int) -> None:
 
 
 def test_a_tenth_with_many_episodes_counts_alone() -> None:
-    returns = Returns(most_env_steps=1000)
+    returns = returns_of(1000)
     play(returns, [900], [7.0])  # ends with the ninth tenth
     play(returns, [4], [9.0], exploring=True)
     play(returns, [4] * 25, [1.0] * 25)
@@ -280,7 +287,7 @@ def test_a_tenth_with_many_episodes_counts_alone() -> None:
 
 
 def test_the_clock_cuts_a_budget_of_time() -> None:
-    returns = Returns(None)
+    returns = returns_of(None)
     play(returns, [900] * 30, [1.0] * 30)
     returns.tenth = 2
     play(returns, [900] * 25, [2.0] * 25)
@@ -288,13 +295,28 @@ def test_the_clock_cuts_a_budget_of_time() -> None:
 
 
 def test_every_policy_has_the_whole_budget() -> None:
-    returns = Returns(most_env_steps=100)
+    returns = returns_of(100, 0, 1)
     play(returns, [4] * 25, [1.0] * 25)
     play(returns, [10] * 8, [2.0] * 8, policy=1)
     play(returns, [1] * 20, [3.0] * 20, policy=1)
     play(returns, [1], [9.0], policy=1)
     assert len(returns.values) == 53
     assert returns.score(10) == 2.7  # 3 of 1 and 10 of 3 in the last tenth, and 7 of 3 before
+
+
+def test_policies_that_never_learn_do_not_count() -> None:
+    returns = returns_of(None, 0)
+    play(returns, [10] * 20, [1.0] * 20)
+    play(returns, [10] * 20, [-1.0] * 20, policy=1)
+    assert returns.score(1) == 1.0
+
+
+def test_a_run_is_not_compared_with_runs_that_are_behind() -> None:
+    first = dict.fromkeys(range(1, 11), 1.0)
+    assert reached({**first, 11: 2.0, 12: 3.0}, 3) == first
+    assert reached({**first, 11: 2.0, 12: 3.0}, 2) == {**first, 11: 2.0, 12: 3.0}
+    assert reached(first, 9) == first
+    assert reached({}, 1) == {}
 
 
 def test_an_unfinished_last_line_is_cut(tmp_path: Path) -> None:
