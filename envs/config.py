@@ -103,6 +103,7 @@ class EnvConfig:
         None,
         "choices, evenly spaced from bound to bound, that stand for every number of a Box of actions; none = numbers",
         minimum=2,
+        maximum=1000,
         fixed_on_resume=True,
         needs="numbers",
     )

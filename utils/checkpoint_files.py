@@ -25,7 +25,7 @@ from appo.utils.system import machine
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp-"
-_NAME = re.compile(r"ckpt_(\d{12,})")
+_NAME = re.compile(r"ckpt_([0-9]{12,})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -118,16 +118,18 @@ def verify(path: Path) -> None:
                 pass  # after the last chunk, the hashes are compared
 
 
-def read(path: Path, name: str) -> bytes:
+def read(path: Path, name: str, most_bytes: int) -> bytes:
     """Return the content of one file of a checkpoint, compared with the manifest.
 
     Raises:
-        CheckpointError: the file is not part of the checkpoint or does not verify.
+        CheckpointError: the file is not part of the checkpoint, has more bytes, or does not verify.
     """
     with opened(path) as directory:
         manifest = _manifest(directory, path)
         if name not in manifest:
             raise CheckpointError(f"{path}: the checkpoint has no {name}")
+        if manifest[name].size > most_bytes:
+            raise CheckpointError(f"{path}: {name} has more than {most_bytes} bytes")
         return b"".join(chunks(directory, path, name, manifest[name]))
 
 

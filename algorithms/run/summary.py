@@ -149,7 +149,8 @@ def _reported_returns(metrics: Path) -> Iterator[float]:
     key = f'"{RETURN}":'.encode()
     with contextlib.suppress(OSError), open_own(metrics) as file:
         for line in sampled_lines(file, SAMPLED_BYTES):
-            if (at := line.find(key)) >= 0:
+            # Policies that never learn have no best return here.
+            if (at := line.find(key)) >= 0 and b'"env_steps":0,' not in line:
                 with contextlib.suppress(ValueError):
                     value = float(line[at + len(key) :].partition(b",")[0].rstrip(b"}\n"))
                     if math.isfinite(value):

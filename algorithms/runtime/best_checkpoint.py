@@ -10,7 +10,7 @@ from pathlib import Path
 
 from appo.algorithms.runtime.config import RunConfig
 from appo.algorithms.runtime.memory.learner_state import LearnerState
-from appo.algorithms.runtime.memory.plain_state import read_plain
+from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN, read_plain
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.utils import checkpoint_files
 from appo.utils.errors import CheckpointError
@@ -75,7 +75,7 @@ class Best:
         for _, path in reversed(checkpoint_files.listed_if_readable(self.directory)):
             try:
                 checkpoint_files.verify(path)
-                read_plain(checkpoint_files.read(path, "state.json"))
+                read_plain(checkpoint_files.read(path, "state.json", LARGEST_PLAIN))
             except CheckpointError as error:
                 log.warning("damaged best checkpoint set aside: %s", error)
                 checkpoint_files.quarantine(self.directory, (checkpoint_files.Damaged(path, str(error)),))
@@ -114,7 +114,7 @@ def _worth(path: Path, metric: str) -> float:
     An unreadable checkpoint comes first: the loader then finds and reports the damage.
     """
     try:
-        kept = read_plain(checkpoint_files.read(path, "state.json")).get(KEY, {})
+        kept = read_plain(checkpoint_files.read(path, "state.json", LARGEST_PLAIN)).get(KEY, {})
     except CheckpointError:
         return math.inf
     return float(kept["value"]) if kept.get("metric") == metric else -math.inf

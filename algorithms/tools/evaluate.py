@@ -18,7 +18,7 @@ from appo.algorithms.run.directory.taking import refuse_links
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.run.observers import evaluated_env
 from appo.algorithms.run.summary import LIVING_STATES, is_locked
-from appo.algorithms.runtime.memory.plain_state import read_plain
+from appo.algorithms.runtime.memory.plain_state import LARGEST_PLAIN, read_plain
 from appo.algorithms.tools.comparison.saved_runs import read_each
 from appo.algorithms.tools.enjoy import play_run
 from appo.algorithms.tools.flags import EvaluateConfig
@@ -262,8 +262,8 @@ class Evaluator:
 def read_best(folder: Path) -> dict[str, Any] | None:
     """Return value, low, high and settings of the best evaluated checkpoint; None if no checkpoint can be read."""
     for _, path in checkpoint_files.listed_if_readable(folder):
-        with contextlib.suppress(CheckpointError, KeyError):
-            kept = read_plain(checkpoint_files.read(path, "state.json"))["best"]
+        with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError, OverflowError):
+            kept = read_plain(checkpoint_files.read(path, "state.json", LARGEST_PLAIN))["best"]
             return {name: float(kept[name]) for name in ("value", "low", "high")} | {"settings": kept.get("settings")}
     return None
 

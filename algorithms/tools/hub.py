@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -108,7 +109,7 @@ def make_bundle(config: HubConfig, folder: Path) -> None:
             checkpoint_files.save(bundle.checkpoints(config.policy_index), run.checkpoint.name, dict(run.files))
             if config.video:
                 shutil.copyfile(config.video, folder / f"replay{Path(config.video).suffix.lower()}")
-            replace_own(bundle.page, model_card(run, config).encode())
+            replace_own(bundle.page, model_card(run, config).encode(errors="replace"))
             _refuse_leaks(folder)
             undo.pop_all()
     except OSError as error:
@@ -126,7 +127,8 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     Texts of the metadata are JSON, a subset of YAML.
     """
     env, state = run.config.env.env, read_plain(run.files["state.json"])
-    returns = [float(x) for x in state.get("progress", {}).get("windows", {}).get("reward", ())]  # of the last episodes
+    last = state.get("progress", {}).get("windows", {}).get("reward", ())  # of the last episodes
+    returns = [float(x) for x in last if math.isfinite(x)]
     score = f"{statistics.fmean(returns):.2f} +/- {statistics.pstdev(returns):.2f}" if returns else ""
     name, policy = config.repo or run.directory.name, config.policy_index
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)

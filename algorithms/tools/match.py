@@ -22,6 +22,7 @@ from appo.algorithms.population.matchmaking import sides_of
 from appo.algorithms.run.config import ACTION_FLAGS
 from appo.algorithms.run.folder import find_run
 from appo.algorithms.runtime.memory.arena import Array
+from appo.algorithms.runtime.memory.state_files import decode
 from appo.algorithms.tools.flags import MatchConfig
 from appo.envs.config import EnvConfig
 from appo.envs.conversion import ActionUnits
@@ -134,7 +135,9 @@ def _near(run: SavedRun, policy: int, env_steps: int) -> SavedRun:
     """Return the run with the checkpoint nearest to a number of env steps (CheckpointError: it cannot be used)."""
     kept = (one for kind in CHECKPOINT_FOLDERS for one in checkpoint_files.listed(run.folder.checkpoints(policy, kind)))
     _, nearest = min(kept, key=lambda found: abs(found[0] - env_steps))
-    return run._replace(checkpoint=nearest, files=checkpoint_files.contents(nearest, run.limit))
+    files = checkpoint_files.contents(nearest, run.limit)
+    decode(files)
+    return run._replace(checkpoint=nearest, files=files)
 
 
 def _play(runs: tuple[SavedRun, SavedRun], config: MatchConfig, seed: int) -> tuple[list[int], list[float]]:

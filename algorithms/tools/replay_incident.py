@@ -34,6 +34,7 @@ from appo.utils.values import shown
 
 NOT_REPRODUCED = 1
 END_SECONDS = 5.0
+MOST_ENVS = 65_536
 
 
 class Outcome(NamedTuple):
@@ -179,8 +180,8 @@ def _steps(incident: Incident, config: EnvConfig, render_mode: str | None) -> Ge
 
 def _steps_of_vector(incident: Incident, config: EnvConfig) -> Generator[int, None, None]:
     """Repeat the actions of a vector; yield the number of each step. A second vector provides the spec."""
-    if not all(type(seed) is int for seed in incident.seeds):
-        raise UsageError("the seeds of the incident are no numbers")
+    if not all(type(seed) is int for seed in incident.seeds) or len(incident.seeds) > MOST_ENVS:
+        raise UsageError(f"the seeds of the incident are no numbers, or more than {MOST_ENVS}")
     with contextlib.closing(make_group(config, len(incident.seeds))) as group:
         if isinstance(group, GymVector) and not group.ends.is_declared:
             group.settle_mode()

@@ -17,6 +17,7 @@ from appo.algorithms.playing import player
 from appo.algorithms.playing.config import EvaluationConfig
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.observers import check_observers, evaluated_env, evaluation_words
+from appo.algorithms.runtime.memory.plain_state import COUNTERS
 from appo.algorithms.tools import evaluate
 from appo.algorithms.tools.evaluate import Evaluation, Evaluator, Filming, read_best
 from appo.algorithms.tools.flags import EvaluateConfig
@@ -223,6 +224,18 @@ def test_flags_of_the_environment_may_differ(runs: Path, tmp_path: Path, capfd: 
     for words, message in REFUSED.items():
         with pytest.raises(UsageError, match=re.escape(message.replace("GIVEN", "--flags"))):
             cli.run("evaluate", [str(run), "--flags", words])
+
+
+@pytest.mark.parametrize("low", [[], "a", 10**400, None], ids=["list", "text", "too large", "nothing"])
+def test_a_best_evaluation_that_is_none_is_as_good_as_missing(low: object, tmp_path: Path) -> None:
+    def read(low: object) -> object:
+        best = {"metric": "eval/mean", "value": 0, "low": low, "high": 0}
+        state = json.dumps({**dict.fromkeys(COUNTERS, 1), "best": best})
+        checkpoint_files.save(tmp_path, checkpoint_files.checkpoint_name(1), {"state.json": state.encode()})
+        return read_best(tmp_path)
+
+    assert read(-1) == {"value": 0.0, "low": -1.0, "high": 0.0, "settings": None}
+    assert read(low) is None
 
 
 @pytest.mark.parametrize("words", REFUSED)

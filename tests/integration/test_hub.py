@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import yaml
 from appo import load_policy
 from appo.algorithms import cli
 from appo.algorithms.playing.config import EvaluationConfig
-from appo.algorithms.playing.saved_run import load_run
+from appo.algorithms.playing.saved_run import SavedRun, load_run
 from appo.algorithms.tools.flags import HubConfig
 from appo.algorithms.tools.hub import ALLOWED, make_bundle, model_card, names_in
 from appo.utils.errors import CheckpointError, ResourceError, UsageError
@@ -209,6 +210,12 @@ def test_the_card_of_a_run_from_datasets_claims_no_return(runs: Path) -> None:
         config=replace(run.config, env=replace(run.config.env, env="")),
         files={**run.files, "state.json": json.dumps(state).encode()},
     )
+    assert_without_returns(run)
+    state["progress"]["windows"]["reward"] = [math.nan, math.inf]
+    assert_without_returns(run._replace(files={**run.files, "state.json": json.dumps(state).encode()}))
+
+
+def assert_without_returns(run: SavedRun) -> None:
     _, front, body = model_card(run, HubConfig(run="windowed")).split("---\n", 2)
     assert "model-index" not in yaml.safe_load(front)
     assert "| not measured | |" in body

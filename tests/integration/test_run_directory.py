@@ -310,7 +310,7 @@ def best_of(run: Recorded) -> tuple[Path, float]:
     """The only checkpoint in best/, verified, and its mean return."""
     (path,) = (run.directory / "checkpoint_p0" / "best").iterdir()
     checkpoint_files.verify(path)
-    state = json.loads(checkpoint_files.read(path, "state.json"))
+    state = json.loads(checkpoint_files.read(path, "state.json", 1 << 20))
     assert path.name == checkpoint_files.checkpoint_name(state["env_steps"])
     assert state["best"]["metric"] == "reward/mean"
     return path, state["best"]["value"]

@@ -91,7 +91,7 @@ def test_a_run_goes_on_with_its_pool(tmp_path: Path) -> None:
     kept = versions_of(before.directory)
     newer = before.directory / "checkpoint_p0" / "past"
     files = {**checkpoint_files.contents(newer / checkpoint_files.checkpoint_name(kept[-1]))}
-    state = json.loads(checkpoint_files.read(newer / checkpoint_files.checkpoint_name(kept[-1]), "state.json"))
+    state = json.loads(checkpoint_files.read(newer / checkpoint_files.checkpoint_name(kept[-1]), "state.json", 1 << 20))
     files["state.json"] = json.dumps(state | {"env_steps": 10**9}).encode()
     checkpoint_files.save(
         newer, checkpoint_files.checkpoint_name(10**9), files

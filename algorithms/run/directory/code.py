@@ -163,6 +163,7 @@ def _last(folder: RunFolder) -> Any:
     """Return the repositories of the last recorded start; None if not readable."""
     try:
         with open_own(folder.code_starts) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
             return json.loads(file.read().splitlines()[-1])["repositories"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError, IndexError):
         return None

@@ -95,7 +95,8 @@ def _small(snapshot: Snapshot, width: int) -> list[Section]:
     """Return sections of one line, at most `width` wide, for a small terminal."""
     overview = snapshot.overview
     several = len(overview.policies) > 1
-    best = max(overview.policies, key=lambda record: record.get(RETURN, -math.inf), default={})
+    learning = [record for record in overview.policies if record.get("env_steps")] or overview.policies
+    best = max(learning, key=lambda record: record.get(RETURN, -math.inf), default={})
     rate = _rate(overview, "env_steps")
     share = "" if overview.share is None else f"{_percent(overview.share)} "
     left = None if snapshot.has_ended else overview.seconds_left

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
 LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")  # name folders of this machine: not sent
+DATASET_FLAGS = ("input", "output")  # they too
 
 
 def run_id(flags: Mapping[str, Any], begun: float) -> str:
@@ -21,7 +22,7 @@ def run_id(flags: Mapping[str, Any], begun: float) -> str:
 
 
 def _shared(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if name not in LOCATION_FLAGS}
+    return {name: value for name, value in flags.items() if name not in (*LOCATION_FLAGS, *DATASET_FLAGS)}
 
 
 def _group(flags: Mapping[str, Any]) -> str | None:

@@ -86,6 +86,17 @@ def test_a_start_is_noted_when_the_code_has_changed(repository: Path, run: Path)
     assert [one["repositories"][0]["diff"] is None for one in kept(run, repository)] == [True, False, True]
 
 
+def test_only_the_end_of_the_notes_of_starts_is_read(repository: Path, run: Path) -> None:
+    notes = run / "code" / "starts.jsonl"
+    assert len(kept(run, repository)) == 1
+    line = notes.read_bytes()
+    with notes.open("r+b") as file:  # far more than there is memory, none of it on disk
+        file.seek(1 << 42)
+        file.write(b"\n" + line)
+    CodeWatch([repository]).keep(run)
+    assert notes.stat().st_size == (1 << 42) + 1 + len(line)
+
+
 def test_without_a_repository_nothing_is_noted(tmp_path: Path, run: Path) -> None:
     assert kept(run, tmp_path) == []
     assert not (run / "code").exists()

@@ -148,6 +148,13 @@ def test_policies_are_taken_together(tmp_path: Path) -> None:
     assert found(directory).best_return == 6.5
 
 
+def test_a_policy_that_never_learns_has_no_best_return(tmp_path: Path) -> None:
+    opponent = [{**one, "env_steps": 0} for one in reports(9.0, 9.0, policy=1)]
+    metrics = [*reports(1.0, 3.0), *opponent]
+    directory = write_run(tmp_path / "a", config=flags(num_policies=2), status={"state": "failed"}, metrics=metrics)
+    assert (found(directory).best_return, found(directory).last_return) == (3.0, 3.0)
+
+
 def test_the_best_checkpoint_knows_the_best_return(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "a", config=flags(), status={"state": "failed"}, metrics=reports(8.0, 3.0))
     keep_best(directory, 5.0, metric="stats/true_reward/mean")  # says nothing of returns

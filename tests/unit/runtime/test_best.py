@@ -22,7 +22,7 @@ def disarm() -> Iterator[None]:
 def best_of(directory: Path) -> dict[str, object]:
     """Name and mark of the only checkpoint in best/."""
     (name,) = [name for name in names(directory / "checkpoint_p0" / "best") if name.startswith("ckpt")]
-    state = json.loads(checkpoint_files.read(directory / "checkpoint_p0" / "best" / name, "state.json"))
+    state = json.loads(checkpoint_files.read(directory / "checkpoint_p0" / "best" / name, "state.json", 1 << 20))
     return {"name": name, **state["best"]}
 
 

@@ -265,6 +265,7 @@ def test_a_failure_that_does_not_come_again(tmp_path: Path, capsys: Any) -> None
         ({"random_state": {}}, "the environment has other random numbers"),
         ({"seed": "5"}, "is no incident of an environment: no seed"),
         ({"seeds": ["5"]}, "the seeds of the incident are no numbers"),
+        ({"seeds": [0] * 65_537}, "or more than 65536"),
     ],
 )
 def test_what_cannot_be_repeated_is_one_line(tmp_path: Path, content: dict, words: str) -> None:

@@ -47,7 +47,7 @@ def test_saved_files_come_back_and_the_manifest_describes_them(tmp_path):
     path = save(parent, "ckpt_000000000042", {"a.bin": b"abc", "b.bin": b"de"})
     assert path == parent / "ckpt_000000000042"
     assert sorted(entry.name for entry in path.iterdir()) == [MANIFEST, "a.bin", "b.bin"]
-    assert (read(path, "a.bin"), read(path, "b.bin")) == (b"abc", b"de")
+    assert (read(path, "a.bin", 3), read(path, "b.bin", 3)) == (b"abc", b"de")
     document = json.loads((path / MANIFEST).read_text())
     assert document["format_version"] == 1
     assert document["files"]["a.bin"] == {
@@ -56,7 +56,7 @@ def test_saved_files_come_back_and_the_manifest_describes_them(tmp_path):
     }
     verify(path)
     with pytest.raises(CheckpointError, match=r"the checkpoint has no c\.bin"):
-        read(path, "c.bin")
+        read(path, "c.bin", 3)
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", MANIFEST])
@@ -94,9 +94,19 @@ def test_newest_orders_by_number_and_an_empty_parent_has_none(tmp_path):
         save_step(tmp_path, step)
     (tmp_path / ".tmp-ckpt_000000000099-1").mkdir()
     (tmp_path / "ckpt_latest").mkdir()
+    (tmp_path / ("ckpt_" + "\u0661" * 13)).mkdir()  # digits, but none that a save writes
     found = newest(tmp_path)
     assert found is not None
     assert (found.step, found.path.name, found.damaged) == (10**12, "ckpt_1000000000000", ())
+
+
+def test_a_file_is_read_up_to_the_size_that_the_caller_allows(tmp_path):
+    path = save(tmp_path, checkpoint_name(1), {"a": b"123"})
+    assert read(path, "a", 3) == b"123"
+    with pytest.raises(CheckpointError, match="a has more than 2 bytes"):
+        read(path, "a", 2)
+    with pytest.raises(CheckpointError, match="has no b"):
+        read(path, "b", 3)
 
 
 def test_newest_names_the_damaged_ones_it_skipped_newest_first(tmp_path):

@@ -253,7 +253,7 @@ def test_a_checkpoint_that_is_a_link_is_replaced_and_its_target_stays(tmp_path: 
     parent.mkdir()
     (parent / CHECKPOINT).symlink_to(outside.path / CHECKPOINT)
     checkpoint_files.save(parent, CHECKPOINT, {"a": b"2"})
-    assert checkpoint_files.read(parent / CHECKPOINT, "a") == b"2"
+    assert checkpoint_files.read(parent / CHECKPOINT, "a", 1) == b"2"
     assert os.listdir(parent) == [CHECKPOINT]
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,7 @@ def test_one_that_hangs_is_never_waited_for(start: Callable[[str], Tracker], cap
 
 def test_settings_name_no_folder() -> None:
     flags = Config.from_flat({"env": "a", "experiment": "b", "train_dir": "/secret/place", "init_from": "/secret/x"})
+    flags = replace(flags, output=replace(flags.output, output="/secret/data"))
     settings = wandb_settings(flags.to_flat() | {"seed": 5}, 7.0)
     assert (settings["name"], settings["resume"]) == ("b", "allow")
     assert "secret" not in json.dumps(settings)
