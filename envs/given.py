@@ -98,13 +98,15 @@ def find(name: str) -> Callable[..., Any]:
     return _objects[name]
 
 
-def to_bytes(name: str) -> bytes | None:
+def to_bytes(name: str, *, anew: bool = False) -> bytes | None:
     """Return a given environment as bytes for another process of ours; None for any other name.
+
+    The bytes of a run are those of its start (`anew`): a class may change between two runs.
 
     Raises:
         UsageError: the object contains values that cannot be sent to another process.
     """
-    if name in _objects and name not in _sent:
+    if name in _objects and (anew or name not in _sent):
         import cloudpickle  # noqa: TID251 (it writes here; who reads it, `_from_bytes` says)
 
         try:

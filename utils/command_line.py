@@ -119,11 +119,16 @@ def format_help(usage: str, groups: Groups, preset: Mapping[str, object]) -> str
     return _parser(usage, groups, preset).format_help()
 
 
-def own_command(words: Sequence[str]) -> list[str]:
-    """Return the command line of another process that runs `appo` with these words, wherever appo is installed."""
+def own_command(words: Sequence[str], path: Sequence[str] = ()) -> list[str]:
+    """Return the command line of another process that runs `appo` with these words, wherever appo is installed.
+
+    The process searches the folders of `path` for modules last.
+    """
     # The working directory may hold modules with the names of ours.
-    program = "import sys; sys.path.append(sys.argv.pop(1)); from appo.algorithms.cli import main; sys.exit(main())"
-    return [sys.executable, "-P", "-c", program, str(PACKAGE.parent), *words]
+    search = "import os, sys; sys.path += [p for p in sys.argv.pop(1).split(os.pathsep) if p not in sys.path]"
+    program = f"{search}; from appo.algorithms.cli import main; sys.exit(main())"
+    folders = os.pathsep.join([str(PACKAGE.parent), *filter(None, path)])
+    return [sys.executable, "-P", "-c", program, folders, *words]
 
 
 def wants_help(argv: Iterable[str]) -> bool:

@@ -38,7 +38,7 @@ def check_program(config: Config, *, has_workers: bool) -> None:
     if not has_workers:
         return
     if own:
-        given.to_bytes(config.env.env)
+        given.to_bytes(config.env.env, anew=True)
     if script_of(MAIN) is not None:
         return
     made_by = registered.entry_point if (registered := gymnasium.registry.get(config.env.env)) else None

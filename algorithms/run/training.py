@@ -1,6 +1,7 @@
 """Training from a Python program: no command line, and the caller's process is restored afterwards."""
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -161,10 +162,13 @@ class Training:
         self.report_seconds, self.report_env_steps = report_seconds, report_env_steps
         self._open = contextlib.ExitStack()
         self._turns: Turns | None = None
-        self._stopped = False
+        self._entered = self._stopped = False
         self._result: Result | None = None
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise UsageError("this run was entered before: make another Training, which goes on with it")
+        self._entered = True
         refuse_imported_script(has_workers=self._run.placement != "serial")
         with contextlib.ExitStack() as stack:
             stack.enter_context(_restore_caller())
@@ -197,6 +201,8 @@ class Training:
 
     def __iter__(self) -> Iterator[Report]:
         """Train; yield a report every `report_seconds`, and a last one at the end of the run."""
+        if not self._entered:
+            raise UsageError("enter the run first: with Training(...) as run")
         due, reported = time.monotonic() + self.report_seconds, 0
         while self._advance():
             now = time.monotonic()
@@ -393,6 +399,8 @@ class Training:
         """Take a turn; return False after the last one."""
         if self._turns is None:
             return False
+        if inspect.getgeneratorstate(self._turns) == inspect.GEN_RUNNING:
+            raise UsageError("a step of the run is under way: save, evaluate and set weights between two reports")
         try:
             next(self._turns)
         except StopIteration as end:
@@ -458,6 +466,7 @@ def _restore_caller() -> Iterator[None]:
     environ = {name: os.environ[name] for name in OURS if name in os.environ}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     torch = sys.modules.get("torch")
+    fork_server.renew(dict(os.environ))
     threads, random = (torch.get_num_threads(), torch.get_rng_state()) if torch else (None, None)
     try:
         with threadpoolctl.threadpool_limits(limits=None):

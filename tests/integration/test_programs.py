@@ -94,6 +94,44 @@ def test_python_from_stdin(tmp_path: Path, placement: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_later_run_has_the_class_and_the_variables_of_its_own_start(tmp_path: Path) -> None:
+    sweep = """
+import os
+from appo import train
+made = MyEnv.step
+def step(self, action):
+    print("step", LENGTH, os.environ.get("LEVEL"), flush=True)
+    return made(self, action)
+MyEnv.step = step
+for LENGTH in (3, 4):
+    os.environ["LEVEL"] = str(LENGTH)
+    """
+    call = call_of().replace("'mine'", "f'mine{LENGTH}'")
+    done = heredoc(tmp_path, f"{MY_ENV}{sweep}{call}\n\n")
+    assert done.returncode == 0, done.stderr
+    for length in (3, 4):
+        text = "".join(path.read_text() for path in (tmp_path / f"train_dir/mine{length}/logs").iterdir())
+        assert set(re.findall(r"^step.*", text, re.MULTILINE)) == {f"step {length} {length}"}
+
+
+@pytest.mark.slow
+def test_modules_beside_the_script_are_found_by_commands_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "beside.py").write_text(MY_ENV)
+    main = """
+from appo import Training
+if __name__ == "__main__":
+    with Training(env="beside:MyEnv", experiment="mine", inference="serial", %s) as run:
+        for report in run:
+            print([one["episodes"] for one in run.evaluate(episodes=2)])
+            break
+"""
+    (tmp_path / "code" / "script.py").write_text(main % FLAGS)
+    done = completed(tmp_path, [sys.executable, "code/script.py"])
+    assert (done.returncode, done.stdout) == (0, "[2, 2]\n"), done.stderr
+
+
+@pytest.mark.slow
 def test_a_command_of_python(tmp_path: Path) -> None:
     done = completed(tmp_path, [sys.executable, "-c", f"{MY_ENV}from appo import train\n{call_of()}"])
     assert done.returncode == 0, done.stderr

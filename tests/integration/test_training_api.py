@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from appo import Report, Result, Training, load_policy, train
+from appo.algorithms.runtime.callbacks import Callbacks
 from appo.algorithms.runtime.checkpointing import Checkpointing
 from appo.utils import checkpoint_files
 from appo.utils.errors import DirectoryInUse, NothingTrained, NotSaved, ResourceError, UsageError
@@ -241,6 +242,33 @@ def test_it_is_evaluated_while_it_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_callback_that_saves_is_turned_off_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Saves(Callbacks):
+        def on_train_result(self, policy: int, figures: dict[str, float]) -> None:
+            run.save()
+
+    run = Training(SMALL, train_dir=str(tmp_path), experiment="a", train_for_env_steps=2000, callbacks=[Saves()])
+    with run:
+        for _ in run:
+            pass
+    assert run.result.report.env_steps >= 2000
+    assert "a step of the run is under way: save, evaluate and set weights between two reports" in caplog.text
+
+
+def test_a_run_is_entered_once(tmp_path: Path) -> None:
+    run = Training(SMALL, train_dir=str(tmp_path), experiment="a", train_for_env_steps=500)
+    with pytest.raises(UsageError, match="enter the run first"):
+        next(iter(run))
+    with run:
+        for _ in run:
+            pass
+    with pytest.raises(UsageError, match="make another Training"), run:
+        pass
+    assert run.result.report.env_steps >= 500
+
+
 def test_it_is_exported_while_it_trains(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     with Training(SMALL, train_dir=tmp_path, experiment="a", report_seconds=0.0) as run:

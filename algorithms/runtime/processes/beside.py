@@ -5,6 +5,7 @@ import logging
 import multiprocessing.process
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ class CommandBeside:
         # Temporary files go to main's folder, which the janitor removes if the command is killed.
         folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
         self._process = subprocess.Popen(  # noqa: S603 (our own program)
-            own_command(words),
+            own_command(words, sys.path),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -39,9 +39,10 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 class _Server:
-    """The fork server of the calling process: whether torch was preloaded, and the thread that started the server."""
+    """The fork server of the calling process: preloaded torch, the thread that started it, the caller's variables."""
 
     has_torch: bool | None = None
+    environment: Mapping[str, str] | None = None
     starter: threading.Thread | None = None
 
 
@@ -210,8 +211,25 @@ def stop_fork_server_of_thread() -> None:
     """
     pid, thread = _server_pid(), threading.current_thread()
     if pid is not None and _Server.starter is thread and thread is not threading.main_thread():
-        os.kill(pid, signal.SIGKILL)
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        _stop_server()
+
+
+def renew(environment: Mapping[str, str]) -> None:
+    """Kill, before a run, a fork server of a run before with other environment variables: its children have the old.
+
+    A server with living children is that of a run that goes on.
+    """
+    if _Server.environment not in (None, environment):
+        if multiprocessing.active_children():
+            return
+        if _server_pid() is not None:
+            _stop_server()
+    _Server.environment = environment
+
+
+def _stop_server() -> None:
+    _kill_server()
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def abandon(processes: Sequence[BaseProcess]) -> None:
