@@ -89,7 +89,7 @@ class EnvConfig:
         " is only shifted; numbers without bounds stay as they are; off = the units of the environment",
         choices=("auto", "off"),
         fixed_on_resume=True,
-        needs="bounded",
+        needs="bounded continuous_as_bins=None",
     )
     action_distribution: str = flag(
         "gaussian",

@@ -27,7 +27,7 @@ else:
 Preset = dict[str, object]
 """Flag -> value."""
 
-MLP: Preset = {"encoder_type": "mlp", "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
+MLP: Preset = {"encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "use_rnn": False}
 GAUSSIAN_MLP: Preset = MLP | {"adaptive_stddev": False}
 
 SHARED_LEARNING: Preset = {

@@ -76,17 +76,25 @@ def find_name(env_id: str) -> str | None:
     """Return the name of the preset of an environment, as in `--env`; None without a preset.
 
     A module (`package.module:Id`) and a version (`-v1`) are ignored; single environments match by the whole name. A
-    class of a module (`package.module:Pendulum`) has no preset, whatever its name.
+    class of a module (`package.module:Pendulum`) has no preset, whatever its name. Behind a foreign module, ids are not
+    those of a family that does not claim them.
     """
     env_id = unnumbered(env_id)
     if _is_class(env_id):
         return None
-    env = env_id.rpartition(":")[2]
+    module, _, env = env_id.rpartition(":")
     name = re.sub(r"-v\d+$", "", env)
     if name in PRESETS:
         return name
     presets = by_family().items()
-    return next((key for key, preset in presets if re.match(preset.ids, env) or re.match(preset.ids, env_id)), None)
+    return next((key for key, one in presets if re.match(one.ids, env_id) or _has_id(key, one, module, env)), None)
+
+
+def _has_id(name: str, preset: FamilyPreset, module: str, env: str) -> bool:
+    """Return whether an id of a module is one of a family; others register common words too."""
+    family = families.modules()[name].FAMILY if name not in WITHOUT_MODULE else None
+    claims = family is None or family.claims_ids or module.partition(".")[0] in ("", family.package)
+    return claims and re.match(preset.ids, env) is not None
 
 
 def public_name(env_id: str) -> str:

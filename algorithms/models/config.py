@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -170,7 +171,7 @@ class ModelConfig:
         False,
         "normalize images of bytes too, every pixel by its own mean and standard deviation (with normalize_input)",
         fixed_on_resume=True,
-        needs="normalize_input images",
+        needs="normalize_input pixels",
     )
     obs_subtract_mean: float = flag(
         0.0, "constant subtracted from the main observation (key obs)", fixed_on_resume=True, needs="single"
@@ -260,6 +261,16 @@ def _chosen_row(config: ModelConfig) -> EncoderRow:
             f"choose from {', '.join(allowed)}"
         )
     return allowed[config.encoder_subtype]
+
+
+def with_own_encoder(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
+    """Return a preset without its encoder where flags choose type or subtype; a subtype has the type of its row."""
+    of_encoder = {"encoder_type", "encoder_subtype"}
+    if not asked.keys() & of_encoder or not preset.keys() & of_encoder:
+        return dict(preset)
+    types = {row.subtype: row.type for row in ENCODERS}
+    left = {name: value for name, value in preset.items() if name not in of_encoder}
+    return left | {"encoder_type": types.get(str(asked.get("encoder_subtype")), "auto")}
 
 
 def is_large(spec: ObservationSpec, min_side: int) -> bool:

@@ -303,7 +303,7 @@ class FlatLearner(ABC):
                 continue
             try:
                 generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state.meta[name])), dtype=torch.uint8))
-            except (RuntimeError, TypeError):
+            except (RuntimeError, TypeError, ValueError):
                 raise CheckpointError("the random state in state.json is none of torch's") from None
 
     def _generators(self) -> dict[str, torch.Generator]:

@@ -43,17 +43,17 @@ class PQNLearner(FlatLearner):
         super().__init__(flat, context)
         self.model = flat.module
         self.config.check(recurrent=self.model.rnn_state_size > 0)
-        self._explore(0.0)
+        self._explore()
 
     def restore(self, state: LearnerState) -> None:
         """Continue from a state (ValueError); weights of another run begin with the exploration of this run."""
         super().restore(state)
         if not self.updates:
-            self._explore(0.0)
+            self._explore()
 
-    def _explore(self, progress: float) -> None:
+    def _explore(self) -> None:
         assert self.model.exploration is not None
-        self.model.exploration.fill_(self.config.exploration(progress, self.updates))
+        self.model.exploration.fill_(self.config.exploration(0.0, self.updates))
 
     def learn(self, batch: Batch, progress: float) -> Iterator[None]:
         """Train on the columns of an iteration; yield after each optimizer step, and after raising the version.
@@ -64,11 +64,11 @@ class PQNLearner(FlatLearner):
         """
         c, count = self.config, batch.valid.numel() // self.segment_steps
         self.follow(progress)
-        self._explore(progress)
-        batch = replace(batch, action=losses.zero_invalid(batch.action, batch.valid))
-        batch = replace(batch, recorded={"target": self.returns(batch)})
         exploration, remembers = self.model.exploration, self.model.rnn_state_size > 0
         assert exploration is not None
+        exploration.clamp_(max=c.exploration(progress, self.updates))  # never up again: a budget may grow
+        batch = replace(batch, action=losses.zero_invalid(batch.action, batch.valid))
+        batch = replace(batch, recorded={"target": self.returns(batch)})
         for drawn in drawn_segments(count, c.batch_size // self.segment_steps, c.ppo_epochs, self.generator):
             segments = drawn.to(batch.valid.device, non_blocking=True)
             minibatch = gather(batch, segments, self.segment_steps, ("target",), remembers=remembers)

@@ -36,7 +36,7 @@ class ReplayConfig(EvaluatedInputConfig, OptimizerConfig):
         ' and needs pip install "appo[lz4]"; off = as they are',
         choices=("off", "lz4"),
         fixed_on_resume=True,
-        needs="actors images",
+        needs="actors pixels",
     )
     replay_compressed_share: float = flag(
         0.25,

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 from appo.algorithms.appo.config import APPOConfig
 from appo.algorithms.datasets.config import InputConfig, RunOutputConfig
-from appo.algorithms.models.config import ModelConfig, reads_images
+from appo.algorithms.models.config import ModelConfig, reads_images, with_own_encoder
 from appo.algorithms.population.config import (
     PopulationConfig,
     changed_per_policy,
@@ -339,7 +339,7 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
         raise UsageError(f"--env is required, for example --env=CartPole-v1{anew or missing}")
     if not saved:
         require_preset(env, algorithm, wanted)
-    saved, preset = without_horizon(asked, saved, without_excluded(asked, known or {}))
+    saved, preset = without_horizon(asked, saved, without_excluded(asked, with_own_encoder(asked, known or {})))
     weights = {} if saved else _inherited(str(asked.get("init_from") or ""), run)
     layers: list[tuple[str, Mapping[str, object]]] = [
         ("command line", {name: asked[name] for name in given}),

@@ -74,7 +74,7 @@ def choice(own: Measurement, measure: Callable[[Config], Measurement], cores: in
     algo = config.run.algo
     other = OFF_POLICY if STEPS[algo] > STEPS[OFF_POLICY] else DEFAULT
     # Flags of learning have other good values in another algorithm.
-    given = config.given - config.table.by_part["learning"].keys() | {"env", "train_dir", "experiment"}
+    given = config.given - {"config"} - config.table.by_part["learning"].keys() | {"env", "train_dir", "experiment"}
     flat = config.to_flat()
     try:
         rival = measure(resolve({**{name: flat[name] for name in given}, "algo": other})[0])

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,11 +21,13 @@ from appo.algorithms.run.directory.page import version_of
 from appo.algorithms.run.machines.examine import examine
 from appo.algorithms.run.placement import choose_placement, plan_workers
 from appo.algorithms.run.preload import preloaded
+from appo.algorithms.run.ranks.meeting import share_of
 from appo.algorithms.run.tuning.choice import in_unit, is_open, report
 from appo.algorithms.run.tuning.measure import Measurement, enter, measure_run, require_answer
 from appo.algorithms.runtime.messages import WorkerFailed
 from appo.algorithms.runtime.processes import fork_server, inquiry
 from appo.algorithms.runtime.processes.janitor import Janitor
+from appo.algorithms.runtime.ranks import Rank
 from appo.algorithms.tools.choosing import STEPS, choice
 from appo.algorithms.tools.examine_env import Examination, send_examination
 from appo.algorithms.tools.flags import DoctorConfig
@@ -126,7 +129,7 @@ def findings(given: Mapping[str, object]) -> Iterator[Finding]:
             yield of_processes(janitor, inquire)
             if not given:
                 return
-            config, _ = resolve({**given, "train_dir": str(folder), "experiment": "doctor"})
+            config, _ = resolve({**given, "experiment": folder.name})  # of which there is no run
             if config.env.env:
                 yield from of_environment(config, inquire, partial(examine, janitor=janitor, signals=signals))
     finally:
@@ -192,7 +195,8 @@ def of_environment(
     """Describe the environment, recommend flags, and with `--ray` examine the machines."""
     try:
         check_name(config.env)
-        cores = machine.available_cores()
+        ranks = config.run.num_learners
+        cores = max(1, machine.available_cores() // ranks)
         tunes = is_open(config, config.device, cores)
         ask = partial(inquire, method="spawn")
         is_open_to_all = config.run.algo in STEPS and config.algorithm.needs_actors
@@ -201,7 +205,9 @@ def of_environment(
 
         def measure(one: Config) -> Measurement:
             asked = partial(inquire, method="forkserver")
-            return measure_run(one, ask, asked, timed_cores if one.device == "cpu" else 0)
+            measured = measure_run(one, ask, asked, timed_cores if one.device == "cpu" else 0)
+            shared = share_of(measured.probe.config, Rank(0, ranks) if ranks > 1 else None)
+            return measured._replace(probe=replace(measured.probe, config=shared))
 
         timed = measure(config)
         found = timed if tunes else timed._replace(costs=None)

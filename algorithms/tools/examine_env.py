@@ -72,7 +72,8 @@ class Scales:
     """
 
     def __init__(self, envs: GroupEnv) -> None:
-        self.shown = dict.fromkeys(envs.spec.observations.keys() - {MASK_KEY}, (np.inf, -np.inf))
+        keys = [key for key, one in envs.spec.observations.items() if key != MASK_KEY and 0 not in one.shape]
+        self.shown = dict.fromkeys(keys, (np.inf, -np.inf))
         self._sizes, self._largest = list[float](), 0.0
 
     def look(self, row: StepRow) -> None:

@@ -66,8 +66,8 @@ class Task(NamedTuple):
 CARTPOLE = Task("CartPole-v1", 1, 475.0, 2_000_000, 300)
 PONG_BY_SAMPLES = Task("ALE/Pong-v5", 4, 18.0, 500_000, 3600)
 PONG_BY_TIME = Task("ALE/Pong-v5", 4, 18.0, 0, 1800)
-LUNAR_LANDER = Task("LunarLander-v3", 1, 200.0, 0, 600)
-HALF_CHEETAH = Task("HalfCheetah-v5", 1, 3000.0, 0, 600)
+LUNAR_LANDER = Task("LunarLander-v3", 1, 200.0, 0, 300)
+HALF_CHEETAH = Task("HalfCheetah-v5", 1, 3000.0, 0, 300)
 
 
 class Contender(NamedTuple):

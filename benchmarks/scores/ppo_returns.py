@@ -38,7 +38,6 @@ ONE_PROCESS: Mapping[str, object] = {
     "decorrelate_envs_on_one_worker": False,  # like DummyVecEnv: all environments begin at a reset
 }
 SB3: Mapping[str, object] = {
-    "encoder_type": "mlp",
     "encoder_mlp_layers": "64,64",
     "nonlinearity": "tanh",
     "policy_initialization": "orthogonal",

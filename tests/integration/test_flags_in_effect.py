@@ -178,6 +178,7 @@ class Own(APPO):
 
 
 NUMBERS, PICTURE = spaces.Box(-1.0, 1.0, (4,)), spaces.Box(0, 255, (40, 40, 3), np.uint8)
+SMALL_IMAGE = spaces.Box(0, 255, (7, 7, 20), np.uint8)
 CHOICES, REALS, UNBOUNDED = spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-np.inf, np.inf, (2,))
 TWO = ("--num_policies=2", "--per_policy")
 PROCESSES = "it is for runs with processes, not --inference=serial"
@@ -329,6 +330,11 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--policy_mapping has no effect: it is for algorithms that play environments",
             "--restart_workers has no effect: it is for algorithms that play environments or runs with processes, not"
             " --inference=serial",
+        ]),
+        (["--normalize_images=False"], SMALL_IMAGE, CHOICES, []),  # no convolution reads it, yet it is one
+        (["--algo=APEX", "--replay_compression=lz4"], SMALL_IMAGE, CHOICES, []),
+        (["--action_scaling=off", "--continuous_as_bins=5"], NUMBERS, REALS, [
+            "--action_scaling has no effect: it is for runs without --continuous_as_bins",
         ]),
         (["--algo=MARWIL", "--input=x", "--num_workers=2"], NUMBERS, CHOICES, [
             "--num_workers has no effect: it is for algorithms that play environments"

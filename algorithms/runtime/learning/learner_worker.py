@@ -216,7 +216,7 @@ class LearnerWorker:
                 self._began_ms = self._began_ms or round(1000 * time.monotonic())
                 yield self._report()
             case SaveState():
-                yield self.save()
+                yield self.save(asked=False)
             case SetHyperparameters() | CopyWeights():
                 if self.member is not None:
                     yield self.member.obey(message, self)

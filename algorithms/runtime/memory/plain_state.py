@@ -21,6 +21,9 @@ MAX_BYTES = (1 << 16) - 8
 GENERATORS = ("generator", "device_generator")
 """Names of the states of a learner's generators, on the host and on a device."""
 
+LARGEST_FLOAT = 3e38
+"""Bound of numbers that a learner keeps in float32."""
+
 OF_MAIN = ("progress", "best")
 """Values of main beside the values of the learner: statistics of the policy, and the metric of a best checkpoint."""
 
@@ -47,7 +50,8 @@ def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
 
 def _check_learner(plain: dict[str, Any], numbers: Iterable[str]) -> None:
     wrong = [name for name in COUNTERS if not _is_count(plain.get(name))]
-    wrong += [name for name in numbers if not is_number(plain.get(name))]
+    wrong += [name for name in numbers if not is_number(x := plain.get(name)) or abs(x) > LARGEST_FLOAT]
+    wrong += [] if _is_count(plain.get("used", 0)) else ["used"]
     if wrong:
         raise _wrong(wrong[0])
     for name in GENERATORS:

@@ -137,9 +137,9 @@ class PolicyProgress:
         self.version = int(state.get("version", 0))
         kept = state.get("progress", {})
         self.episodes = int(kept.get("episodes", 0))
-        traits = PolicyTraits.in_state(state) or PolicyTraits()
-        self.adoptions = traits.adoptions
-        played_with_these = kept.get("adoptions", 0) == traits.adoptions
+        traits = PolicyTraits.in_state(state)  # None also after --init_whole, which takes weights with their averages
+        self.adoptions = traits.adoptions if traits else 0
+        played_with_these = traits is None or kept.get("adoptions", 0) == traits.adoptions
         windows = dict(kept.get("windows", {})) if played_with_these else {"reward": (), "len": ()}
         self.episode_return.append(windows.pop("reward", ()))
         self.length.append(windows.pop("len", ()))

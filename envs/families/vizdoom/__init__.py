@@ -44,7 +44,6 @@ FAMILY = Family(
             "normalize_images": True,
             "use_rnn": True,
             "rnn_type": "gru",
-            "env_frameskip": 4,
         },
         # VizdoomBasic learns as much from a sample with half the units, and has a third more samples.
         network_on_cpu={"hidden_size": 256},

@@ -166,6 +166,8 @@ def test_random_actions_fade_over_the_budget_and_stay_without_one() -> None:
     assert learner.model.exploration is not None
     assert float(learner.model.exploration) == pytest.approx(0.25)
     assert float(learner.state().weights[-1]) == pytest.approx(0.25)  # published with the weights
+    list(learner.learn(batch, 0.02))  # a resume with ten times the budget
+    assert float(learner.model.exploration) == pytest.approx(0.25)
 
 
 def test_weights_of_another_run_begin_with_the_exploration_of_this_one() -> None:

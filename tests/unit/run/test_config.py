@@ -831,6 +831,22 @@ def test_the_name_of_a_family_is_no_environment() -> None:
     assert of_examples == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"encoder_subtype": "resnet_impala"}, ("resnet", "resnet_impala")),
+        ({"encoder_type": "resnet"}, ("resnet", "auto")),
+        ({"encoder_type": "mlp"}, ("mlp", "auto")),
+        ({}, ("conv", "convnet_dqn")),
+    ],
+)
+def test_an_encoder_that_is_asked_for_takes_the_place_of_the_presets(
+    given: dict[str, str], expected: tuple[str, str]
+) -> None:
+    model = resolve({"env": "ALE/Pong-v5", "device": "cpu", "experiment": "a", **given})[0].model
+    assert (model.encoder_type, model.encoder_subtype) == expected
+
+
 def test_presets_match_whole_names() -> None:
     known = find_preset("CartPole-v1", "cpu", APPO())
     assert (
@@ -841,6 +857,8 @@ def test_presets_match_whole_names() -> None:
     )
     for unknown in ("CartPoleSwing-v1", "mine:Pong-v5", "parking-v0", "maze:MazeDeterministic-v0"):
         assert find_preset(unknown, "cpu", APPO()) is None
+    assert find_preset("my_traffic:intersection-v0", "cpu", APPO()) is None  # a common word
+    assert find_preset("highway_env:merge-v0", "cpu", APPO()) == find_preset("merge-v0", "cpu", APPO()) != {}
     assert find_preset("toy/Memory-v0", "cpu", APPO()) == {}
     assert find_preset("ALE/Pong-v5", "cuda", APPO())["encoder_subtype"] == "convnet_atari"
     assert find_preset("PongNoFrameskip-v4", "cpu", APPO())["encoder_subtype"] == "convnet_dqn"

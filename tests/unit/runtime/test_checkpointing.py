@@ -540,6 +540,10 @@ def test_what_other_weights_have_played_is_no_merit_of_those_that_were_adopted(
     resumed["progress"]["adoptions"] = 1
     progress.restore(resumed)
     assert progress.episode_return.values() == [1.0, 3.0]
+    of_a_new_run = {name: value for name, value in resumed.items() if name != "traits"}  # by --init_whole
+    progress = PolicyProgress(STATS_AVG)
+    progress.restore(of_a_new_run)
+    assert (progress.adoptions, progress.episode_return.values()) == (0, [1.0, 3.0])
 
 
 def test_what_main_knows_is_kept_with_the_state_and_not_given_to_the_learner(

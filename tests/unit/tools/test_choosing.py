@@ -66,6 +66,14 @@ def test_flags_of_learning_stay_with_their_algorithm(tmp_path: Path) -> None:
     assert chosen(tmp_path, 50e-6, **flags).endswith(f"--algo=APPO{kept} --ppo_epochs=2 --encoder_mlp_layers=8,8")
 
 
+def test_a_config_file_with_flags_of_learning_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "given.toml"
+    path.write_text("gae_lambda = 0.9\nencoder_mlp_layers = [8, 8]\n")
+    assert chosen(tmp_path, 2e-3, config=str(path)).endswith(
+        "--algo=SAC --env=Pendulum-v1 --encoder_mlp_layers=8,8 --num_workers=2"
+    )
+
+
 def test_the_check_of_sac_decides_whether_sac_suits_the_actions(tmp_path: Path) -> None:
     assert chosen(tmp_path, 2e-3, env="CartPole-v1", algo="PPO") == (
         "--algo=PPO stays: --algo=SAC needs continuous actions, the environment has choices: take APEX, PQN, APPO or"

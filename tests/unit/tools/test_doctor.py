@@ -433,6 +433,24 @@ def test_sizes_are_measured_where_it_walks() -> None:
     assert (ended.state, ended.text) == ("ok", "none ended in 100 random steps, fewer than --horizon=5000")
 
 
+class WithNothing(Wild):
+    """A key of the observation is empty."""
+
+    observation_space = spaces.Dict({"obs": Wild.observation_space, "none": spaces.Box(-1, 1, (0,))})
+
+    def step(self, action: Any) -> Any:
+        obs, *others = super().step(action)
+        return {"obs": obs, "none": np.zeros(0, np.float32)}, *others
+
+    def reset(self, **given: Any) -> Any:
+        obs, info = super().reset(**given)
+        return {"obs": obs, "none": np.zeros(0, np.float32)}, info
+
+
+def test_a_key_without_numbers_has_no_size() -> None:
+    assert dict(examine(config_of("tests.unit.tools.test_doctor:WithNothing").env).shown) == {"obs": (1.0, 100.0)}
+
+
 def test_many_numbers_that_no_convolution_reads_are_noted() -> None:
     letters = spaces.Box(0, 127, (21, 79, 80), np.uint8)
     shown = spaces.Dict({"letters": letters, "view": spaces.Box(0, 255, (84, 84, 3), np.uint8)})

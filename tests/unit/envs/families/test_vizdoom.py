@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from appo.algorithms.run.config import resolve
 from appo.envs.config import EnvConfig
 from appo.envs.make import make_group, make_single
 from appo.envs.spec import ActionPart, ObservationSpec
@@ -277,6 +278,13 @@ def test_an_environment_that_was_closed_can_be_reset() -> None:
 
 def test_an_environment_that_was_never_reset_can_be_closed() -> None:
     made().close()
+
+
+def test_a_frame_skip_may_come_as_an_argument_also_beside_the_preset() -> None:
+    given = {"env": "VizdoomBasic-v1", "env_kwargs": {"frame_skip": 2}, "experiment": "a"}
+    env = make_single(resolve(given)[0].env)
+    assert env.unwrapped.frame_skip == 2
+    env.close()
 
 
 def test_a_frame_skip_may_come_as_an_argument() -> None:
