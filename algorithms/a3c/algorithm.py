@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from appo.algorithms.a3c import presets
 from appo.algorithms.a3c.config import COMPUTED, METRICS, PANEL, A3CConfig
+from appo.algorithms.a3c.presets import CONTINUOUS, IMAGES, NUMBERS, PRESETS
 from appo.algorithms.parts.algorithm import acting_records
-from appo.algorithms.runtime.algorithm import Algorithm, Context, companion
+from appo.algorithms.runtime.algorithm import Algorithm, Context, Presets, companion
 from appo.algorithms.runtime.roles import ACTOR, POLICY_WORKER, Role
 from appo.utils.errors import UsageError
 
@@ -40,19 +40,12 @@ class A3C(Algorithm):
     flags: ClassVar[type[A3CConfig]] = A3CConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    presets: ClassVar[Presets] = Presets(PRESETS, NUMBERS, IMAGES, CONTINUOUS)
     whole_rollouts: ClassVar[bool] = True
 
     def check(self, flags: A3CConfig, spec: EnvSpec | None) -> None:
         """Refuse contradictory flags (UsageError)."""
         flags.check()
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, presets.NUMBERS)
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment."""
-        return (presets.IMAGES if images else presets.NUMBERS) | (presets.CONTINUOUS if continuous else {})
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields; values are in units of return."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from appo.algorithms.apex import presets
 from appo.algorithms.apex.config import METRICS, PANEL, ApexConfig
+from appo.algorithms.apex.presets import IMAGES, NUMBERS, PRESETS
 from appo.algorithms.parts.choices import epsilon_of_rows, require_choices
 from appo.algorithms.replay.algorithm import ReplayAlgorithm, WithoutActors
-from appo.algorithms.runtime.algorithm import Algorithm, Context
+from appo.algorithms.runtime.algorithm import Algorithm, Context, Presets
 
 if TYPE_CHECKING:
     from appo.algorithms.apex.learner import ApexLearner
@@ -31,6 +31,7 @@ class APEX(ReplayAlgorithm):
     flags: ClassVar[type[Any]] = ApexConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    presets: ClassVar[Presets] = Presets(PRESETS, NUMBERS, IMAGES)
     with_ranks: ClassVar[bool] = True
     values: ClassVar[str] = "actions"
 
@@ -42,14 +43,6 @@ class APEX(ReplayAlgorithm):
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""
         return OfflineAPEX() if type(self) is APEX else super().without_actors()
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, presets.NUMBERS)
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment."""
-        return presets.IMAGES if images else presets.NUMBERS
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields, which give first priorities; values are in units of return."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from appo.algorithms.parts.algorithm import FlatAlgorithm
 from appo.algorithms.parts.choices import epsilon_of_rows, require_choices
-from appo.algorithms.pqn import presets
 from appo.algorithms.pqn.config import METRICS, PANEL, PQNConfig
-from appo.algorithms.runtime.algorithm import Context
+from appo.algorithms.pqn.presets import NORMALIZED, PRESETS
+from appo.algorithms.runtime.algorithm import Context, Presets
 from appo.utils.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class PQN(FlatAlgorithm):
     flags: ClassVar[type[PQNConfig]] = PQNConfig
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    presets: ClassVar[Presets] = Presets(PRESETS, NORMALIZED, NORMALIZED)
     synchronous: ClassVar[bool] = True
     values: ClassVar[str] = "actions"
 
@@ -39,14 +40,6 @@ class PQN(FlatAlgorithm):
         """Refuse contradictory flags, and environments whose actions are not choices (UsageError)."""
         flags.check()
         require_choices(self.name, spec)
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, presets.NORMALIZED)
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment."""
-        return presets.NORMALIZED
 
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the value of the true final observation, in units of return; the learner computes all others."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,15 @@ def companion(others: Mapping[Address, Worker], address: Address, role: Role, ki
     return found
 
 
+class Presets(NamedTuple):
+    """Flags of learning of known environments, by the names of `envs.presets`, and of all others by their kind."""
+
+    known: Mapping[str, Mapping[str, object]] = {}
+    numbers: Mapping[str, object] = {}
+    images: Mapping[str, object] = {}
+    continuous: Mapping[str, object] = {}
+
+
 class Algorithm(ABC):
     """Makes all parts of a run that learn. Stateless; can be pickled; imports torch inside methods only.
 
@@ -106,6 +115,7 @@ class Algorithm(ABC):
             them.
         synchronous: sampling stops while a single policy trains, so the learner never trains on steps of older weights.
         replays: the learner uses steps long after acting, so the policy lag has no meaning.
+        presets: flags that `preset` and `preset_by_kind` return.
         sample_efficient: flags of `--preset=sample_efficient`, by the pattern (`fnmatch`) of names of environments as
             `envs.presets.public_name` returns; the first matching pattern counts. The flags replace `preset` whole, and
             flags of the environment's own network.
@@ -125,6 +135,7 @@ class Algorithm(ABC):
     needs_actors: ClassVar[bool] = True
     synchronous: ClassVar[bool] = False
     replays: ClassVar[bool] = False
+    presets: ClassVar[Presets] = Presets()
     sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     values: ClassVar[str] = "critic"
     whole_rollouts: ClassVar[bool] = False
@@ -146,8 +157,8 @@ class Algorithm(ABC):
         """Refuse contradictory flags, and an unsuitable environment once the environment is known (UsageError)."""
 
     def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a family of known environments."""
-        return {}
+        """Return flag -> value of learning for a known environment, or a family of them."""
+        return self.presets.known.get(name, self.presets.numbers)
 
     def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
         """Return flag -> value of learning for an unknown environment.
@@ -157,7 +168,8 @@ class Algorithm(ABC):
             continuous: whether actions contain numbers.
             rollout: number of steps of a trajectory.
         """
-        return {}
+        of_observations = self.presets.images if images else self.presets.numbers
+        return {**of_observations, **(self.presets.continuous if continuous else {})}
 
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
         """Return the spaces of the datasets of a run without actors; None: the environment declares the spaces.

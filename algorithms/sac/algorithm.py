@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from appo.algorithms.parts.algorithm import require_squashed
 from appo.algorithms.replay.algorithm import ReplayAlgorithm, WithoutActors
-from appo.algorithms.runtime.algorithm import Algorithm, Context
-from appo.algorithms.sac import presets
+from appo.algorithms.runtime.algorithm import Algorithm, Context, Presets
 from appo.algorithms.sac.config import METRICS, PANEL, SACConfig
+from appo.algorithms.sac.presets import IMAGES, NUMBERS, PRESETS, SAMPLE_EFFICIENT
 
 if TYPE_CHECKING:
     from appo.algorithms.models.flat_module import FlatModule
@@ -28,9 +28,10 @@ class SAC(ReplayAlgorithm):
     name: ClassVar[str] = "SAC"
     with_ranks: ClassVar[bool] = True
     flags: ClassVar[type[Any]] = SACConfig
-    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = presets.SAMPLE_EFFICIENT
+    sample_efficient: ClassVar[Mapping[str, Mapping[str, object]]] = SAMPLE_EFFICIENT
     metrics: ClassVar[Mapping[str, str]] = METRICS
     panel: ClassVar[Mapping[str, str]] = PANEL
+    presets: ClassVar[Presets] = Presets(PRESETS, NUMBERS, IMAGES)
     values: ClassVar[str] = ""
     smallest_gpu_batch: ClassVar[int] = 256  # with 256x256 a captured update takes a quarter of the time of a core's
 
@@ -43,14 +44,6 @@ class SAC(ReplayAlgorithm):
     def without_actors(self) -> Algorithm:
         """Return the variant that reads datasets alone."""
         return OfflineSAC() if type(self) is SAC else super().without_actors()
-
-    def preset(self, name: str, device: str) -> Mapping[str, object]:
-        """Return flag -> value of learning for a known environment."""
-        return presets.PRESETS.get(name, presets.NUMBERS)
-
-    def preset_by_kind(self, *, images: bool, continuous: bool, rollout: int) -> Mapping[str, object]:
-        """Return flag -> value of learning for an unknown environment."""
-        return presets.IMAGES if images else presets.NUMBERS
 
     def learner_class(self) -> type[SACLearner]:
         """Return the class of the learner."""
