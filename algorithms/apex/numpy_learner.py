@@ -14,11 +14,10 @@ from torch import Tensor
 from appo.algorithms.apex.learner import ApexLearner
 from appo.algorithms.models.numpy_mlp import NumpyQNetwork, numpy_q_network
 from appo.algorithms.models.q_network import QNetwork
+from appo.algorithms.ops.numpy_surrogate import ZERO
 from appo.algorithms.parts.learner import Metrics
 from appo.algorithms.parts.twin_check import TwinCheck
 from appo.algorithms.runtime.learning.batches import Batch
-
-ZERO = np.float32(0.0)
 
 
 class NumpyUpdate:
@@ -30,14 +29,8 @@ class NumpyUpdate:
 
     def __call__(self, batch: Batch, beta: float) -> tuple[Tensor, Metrics]:
         """Compute the results of `ApexLearner.differentiate`; some steps are compared with torch."""
-        learner, gradient = self.learner, self.learner.optimizer.gradient
         found: tuple[Tensor, Metrics] = self.differentiate(batch, beta)
-        if self._check.is_due():
-            mine, names = gradient.clone(), found[1].keys()
-            found = learner.differentiate(batch, beta)
-            if self._check.retires(mine, gradient, names, found[1].keys()):
-                learner.quick = None
-        return found
+        return self._check.compare(self.learner, found, batch, beta) if self._check.is_due() else found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, batch: Batch, beta: float) -> tuple[Tensor, dict[str, float]]:

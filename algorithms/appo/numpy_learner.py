@@ -40,13 +40,10 @@ class NumpyUpdate:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Make one optimizer step on a minibatch [T, B]; return value targets [T, B] in units of return."""
-        learner, gradient = self.learner, self.learner.optimizer.gradient
+        learner = self.learner
         found: tuple[Tensor, Metrics] = self.differentiate(batch)
         if self._check.is_due():
-            mine, names = gradient.clone(), found[1].keys()
-            found = learner.differentiate(batch)
-            if self._check.retires(mine, gradient, names, found[1].keys()):
-                learner.quick = None
+            found = self._check.compare(learner, found, batch)
         learner.shared_moments = None
         learner.step(batch.valid, found[1])
         return found[0]

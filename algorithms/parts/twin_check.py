@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ GROWTH, LARGEST_TOLERANCE = 10.0, 0.1
 # differences grew from 1e-5 to 1.4e-3 during 13,800 steps.
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+"""Metrics of a step, or a tuple that ends with the metrics."""
 
 
 class TwinCheck:
@@ -35,6 +39,17 @@ class TwinCheck:
         due = self._differed or self._steps % COMPARE_EVERY == 0
         self._steps += 1
         return due
+
+    def compare(self, learner: Any, found: Found, *arguments: Any) -> Found:
+        """Return the results of `learner.differentiate`; the twin, whose results are `found`, may retire."""
+        gradient: Tensor = learner.optimizer.gradient
+        mine = gradient.clone()
+        exact: Found = learner.differentiate(*arguments)
+        both: tuple[Any, ...] = found, exact
+        names = [(one[-1] if isinstance(one, tuple) else one).keys() for one in both]
+        if self.retires(mine, gradient, *names):
+            learner.quick = None
+        return exact
 
     def retires(self, mine: Tensor, exact: Tensor, names: AbstractSet[str], exact_names: AbstractSet[str]) -> bool:
         """Return whether gradients [P] differ twice in a row, or names of metrics differ; log a warning if so."""

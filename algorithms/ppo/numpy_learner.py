@@ -32,16 +32,11 @@ class NumpyGradient:
 
     def __call__(self, minibatch: Batch) -> Metrics:
         """Compute the results of `PPOLearner.differentiate`; some minibatches are compared with torch."""
-        learner, gradient = self.learner, self.learner.optimizer.gradient
+        learner = self.learner
         # Of all ranks, which add up equally often, whichever compares.
         moments = learner.mean_and_std(minibatch.recorded["advantage"], minibatch.valid) if learner.ranks else None
         found: Metrics = self.differentiate(minibatch, moments)
-        if self._check.is_due():
-            mine, names = gradient.clone(), found.keys()
-            found = learner.differentiate(minibatch, moments)
-            if self._check.retires(mine, gradient, names, found.keys()):
-                learner.quick = None
-        return found
+        return self._check.compare(learner, found, minibatch, moments) if self._check.is_due() else found
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is not finite makes no step, as with torch
     def differentiate(self, m: Batch, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
