@@ -236,9 +236,7 @@ class OpponentsReleased(NamedTuple):
 
 
 class VersionDue(NamedTuple):
-    """The state block of the policy holds a state to keep as a past version."""
-
-    policy: int
+    """The state block of the learner holds a state to keep as a past version."""
 
 
 class LearnerReport(NamedTuple):
@@ -251,10 +249,9 @@ class LearnerReport(NamedTuple):
 
 
 class StateSaved(NamedTuple):
-    """The state block of the policy holds its state as of `env_steps`."""
+    """The state block of the policy holds its state."""
 
     policy: int
-    env_steps: int
 
 
 class WorkerRetires(NamedTuple):
@@ -280,7 +277,6 @@ class WorkerRestarted(NamedTuple):
     """A process has replaced a process that died; sent by main to main."""
 
     process: str
-    generation: int
     cause: str
     retired: bool = False  # the replaced process had sent `WorkerRetires`
 

@@ -258,7 +258,7 @@ class LearnerWorker:
         period = self.plan.version_env_steps  # of past versions: a fixed grid, which no crash can change
         if period > 0 and before // period != self._heard // period:
             self.save(asked=False)
-            yield VersionDue(self.address.index)
+            yield VersionDue()
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self.save(asked=False)
@@ -401,7 +401,7 @@ class LearnerWorker:
         self._refused = not is_finite
         clock.enter(before)
         self._saved = time.monotonic()
-        return StateSaved(self.address.index, self.of_all["env_steps"])
+        return StateSaved(self.address.index)
 
     def _refresh_totals(self) -> None:
         counts = self.batches.counts()._asdict()

@@ -38,7 +38,7 @@ class Packet(NamedTuple):
     Attributes:
         slots: whole slots.
         episodes: reports about episodes since the last packet.
-        counts: totals of the machine's actors: episodes, rebuilds, restarts.
+        counts: totals of the machine's actors: episodes, rebuilds.
         warnings: texts for the log.
         failure: cause of the machine's end; empty for a working machine.
     """

@@ -29,7 +29,6 @@ class Reports:
         self._episodes: deque[EpisodesDone] = deque()
         self._totals: dict[str, dict[str, int]] = {}
         self._warnings: list[str] = []
-        self._restarts = 0
         self.failure = ""
 
     def add(self, message: Message) -> None:
@@ -42,16 +41,13 @@ class Reports:
                     self._totals[worker] = self._totals.get(worker, {}) | totals
                     self._warnings += [f"{worker}: {text}" for text in raised]
                 case WorkerRestarted(retired=False):
-                    self._restarts += 1
                     self._warnings.append(f"{message.cause}; started again")
 
     def take(self, slots: tuple[PackedSlot, ...]) -> Packet:
         """Return a packet of slots, with all reports since the last packet."""
         with self._lock:
             sums = {n: sum(t.get(n, 0) for t in self._totals.values()) for n in ("episodes", "rebuilds")}
-            packet = Packet(
-                slots, tuple(self._episodes), {**sums, "restarts": self._restarts}, tuple(self._warnings), self.failure
-            )
+            packet = Packet(slots, tuple(self._episodes), sums, tuple(self._warnings), self.failure)
             self._episodes.clear()
             self._warnings = []
             return packet

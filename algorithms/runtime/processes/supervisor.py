@@ -312,16 +312,15 @@ class Supervisor:
         now = time.monotonic()
         for name in [name for name, due in self.due.items() if due <= now]:
             del self.due[name]
-            generation = self._generations[name] + 1
             try:
-                self._launch(name, generation)
+                self._launch(name, self._generations[name] + 1)
             except (OSError, EOFError) as error:  # the fork server died; the next attempt starts a new server
                 cause = f"{name} could not be started: {error or type(error).__name__}"
                 self.deaths += 1
                 self._plan_restart(name, Death(cause, False, collateral=True), worked=False, lived_seconds=0.0)
                 continue
             death = self._gone[name]
-            yield name, WorkerRestarted(name, generation, death.cause, death.retired)
+            yield name, WorkerRestarted(name, death.cause, death.retired)
             # The dead process may have left a message without ringing.
             for bell in self.links.bells.values():
                 bell.ring()

@@ -188,16 +188,16 @@ def test_an_order_is_repeated_to_a_learner_that_was_started_again(population: Po
     order = order_in(population.said())
     if done_before:  # and it has said so; what it has saved since may still be older
         population.obey(order)
-    population.hear(WorkerRestarted("learner_1", 1, "killed"))
+    population.hear(WorkerRestarted("learner_1", "killed"))
     assert population.said() == []
-    population.hear(WorkerRestarted("learner_0", 1, "killed"))
+    population.hear(WorkerRestarted("learner_0", "killed"))
     assert population.said() == [SetHyperparameters(0, order.traits) if done_before else order]
     population.obey(order)
     assert [kind for kind, *_ in population.kinds()].count("copy") == 1
 
 
 def test_an_actor_that_was_started_again_is_told_how_to_reward(population: Population) -> None:
-    population.hear(WorkerRestarted("actor_1", 1, "killed"))
+    population.hear(WorkerRestarted("actor_1", "killed"))
     assert population.said() == [
         ShapeRewards(1, policy, population.traits[policy].reward_shaping) for policy in range(3)
     ]

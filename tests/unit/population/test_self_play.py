@@ -56,7 +56,7 @@ class Pool:
         vectors = np.zeros((3, 3), np.float32)
         vectors[0] = env_steps
         self.block.write(adam_state(vectors, np.zeros(0), META | {"env_steps": env_steps}))
-        return self.hear(VersionDue(0))
+        return self.hear(VersionDue())
 
     def hear(self, *messages: Message) -> list[Message]:
         for message in messages:
@@ -126,7 +126,7 @@ def test_an_actor_that_begins_again_is_told_and_waited_for(tmp_path: Path) -> No
     for env_steps in (0, 100, 200):
         pool.learned(env_steps)
     pool.hear(OpponentsReleased(0, 3))
-    said = pool.hear(WorkerRestarted("actor_0", 1, ""), WorkerRestarted("learner_0", 1, ""))
+    said = pool.hear(WorkerRestarted("actor_0", ""), WorkerRestarted("learner_0", ""))
     assert versions(said) == [{2: 100, 3: 200}]
     assert versions(said, actor=1) == []
     pool.learned(300)

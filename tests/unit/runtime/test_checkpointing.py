@@ -73,7 +73,7 @@ class Saving:
     def learned(self, env_steps: int, policy: int = 0) -> None:
         """The learner has written its state and said so; wait for the writer."""
         self.blocks[policy].write(state_of(env_steps))
-        self.checkpointing.handle(StateSaved(policy, env_steps))
+        self.checkpointing.handle(StateSaved(policy))
         self.checkpointing._pending[policy].result(60)
 
     def played(self, *returns: float, env_steps: int, policy: int = 0) -> None:
@@ -291,12 +291,12 @@ def test_a_state_that_comes_during_a_write_is_written_after_that_write(
     monkeypatch.setattr(saving.blocks[0], "read", read_and_wait)
     saving.blocks[0].write(state_of(100))
     assert saving.asked(60.0) == [SaveState(0)]
-    saving.checkpointing.handle(StateSaved(0, 100))
+    saving.checkpointing.handle(StateSaved(0))
     assert has_read.wait(60)
     saving.checkpointing.ask()
     assert saving.asked(1.0) == [SaveState(0)]
     saving.blocks[0].write(state_of(200))
-    saving.checkpointing.handle(StateSaved(0, 200))
+    saving.checkpointing.handle(StateSaved(0))
     assert saving.asked(1.0) == []  # the disk is not free yet
     goes_on.set()
     saving.checkpointing._pending[0].result(60)
@@ -333,9 +333,9 @@ def test_a_new_learner_is_asked_again_for_the_states_that_the_dead_one_did_not_s
     assert saving.asked(60.0) == [SaveState(0), SaveState(1)]
     saving.learned(100)
     for process in ("actor_1", "learner_0"):  # which have nothing to send
-        saving.checkpointing.handle(WorkerRestarted(process, 1, "killed"))
+        saving.checkpointing.handle(WorkerRestarted(process, "killed"))
     assert saving.asked(1.0) == []
-    saving.checkpointing.handle(WorkerRestarted("learner_1", 1, "killed"))
+    saving.checkpointing.handle(WorkerRestarted("learner_1", "killed"))
     assert saving.asked(1.0) == [SaveState(1)]
     assert saving.checkpointing.busy
     saving.learned(100, policy=1)
@@ -405,7 +405,7 @@ def test_a_state_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     saving.learned(100)
     directory = tmp_path / "checkpoint_p0" / "ckpt_000000000100"
     inode = directory.stat().st_ino
-    saving.checkpointing.handle(StateSaved(0, 100))
+    saving.checkpointing.handle(StateSaved(0))
     saving.checkpointing.finish()
     assert directory.stat().st_ino == inode
 
@@ -417,7 +417,7 @@ def test_other_weights_at_the_same_env_steps_replace_the_checkpoint(
     saving.learned(100)
     other = replace(state_of(7), meta={**state_of(100).meta, "version": 30})
     saving.blocks[0].write(other)
-    saving.checkpointing.handle(StateSaved(0, 100))
+    saving.checkpointing.handle(StateSaved(0))
     saving.checkpointing.finish()
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]
     blocks = blocks_of()
@@ -569,7 +569,7 @@ def test_a_bug_in_the_writer_does_not_pass_unnoticed(tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match="reshape"):
         saving.learned(100)
     with pytest.raises(ValueError, match="reshape"):
-        saving.checkpointing.handle(StateSaved(0, 100))
+        saving.checkpointing.handle(StateSaved(0))
 
 
 @pytest.mark.parametrize("where", ["exp_avg_sq", "statistics"])
@@ -581,7 +581,7 @@ def test_what_is_not_finite_is_refused_and_the_last_good_checkpoint_kept(
     bad = state_of(200)
     bad.vectors[where][-1] = np.nan
     saving.blocks[0].write(bad)
-    saving.checkpointing.handle(StateSaved(0, 200))
+    saving.checkpointing.handle(StateSaved(0))
     saving.checkpointing._pending[0].result(60)
     assert "not finite; older checkpoints are kept" in caplog.text
     with pytest.raises(NumericsError) as error:

@@ -112,7 +112,7 @@ def test_addresses_of_messages() -> None:
     assert address_of(TrajectoryReady(1, 16, 1, 0)) == Address("learner", 1)
     assert address_of(SaveState(0)) == Address("learner", 0)
     assert address_of(WorkerReady("actor_0")) == MAIN_ADDRESS
-    assert address_of(StateSaved(0, 5)) == MAIN_ADDRESS
+    assert address_of(StateSaved(0)) == MAIN_ADDRESS
 
 
 @pytest.mark.parametrize(

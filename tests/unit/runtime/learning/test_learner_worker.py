@@ -240,7 +240,7 @@ def test_state_is_saved_on_request(training: Training) -> None:
     assert training.block.writes == 0
     training.give(0)
     training.work()
-    assert training.told(SaveState(0)) == [StateSaved(0, 48)]
+    assert training.told(SaveState(0)) == [StateSaved(0)]
     state = training.block.read()
     assert state is not None
     assert state.weights.tolist() == [2.0] * WEIGHTS
@@ -268,7 +268,10 @@ def test_stop_saves_and_reports_and_ends_training(training: Training) -> None:
     training.work()
     training.give(1)
     saved, report = training.told(Stop())
-    assert saved == StateSaved(0, 48)
+    assert saved == StateSaved(0)
+    state = training.block.read()
+    assert state is not None
+    assert state.meta["env_steps"] == 48
     assert isinstance(report, LearnerReport)
     assert (report.totals["samples"], report.totals["in_flight"], report.totals["held"]) == (12, 12, 1)
     assert not training.worker.pending()

@@ -175,7 +175,7 @@ def test_counts_are_of_steps_that_are_handed_over() -> None:
     bridge, wire = head(here)
     list(bridge.handle(Begin()))
     slots = tuple(PackedSlot(slot, 1, content(slot, valid=5)) for slot in range(6))
-    wire.arrived += [(1, encode(Packet(slots, (EPISODE,), {"episodes": 1, "rebuilds": 2, "restarts": 1})))]
+    wire.arrived += [(1, encode(Packet(slots, (EPISODE,), {"episodes": 1, "rebuilds": 2})))]
     messages = turn(bridge)
     assert [type(m) for m in messages] == [EpisodesDone] + [TrajectoryReady] * 4
     list(bridge.handle(SlotReleased(0, 2, 1)))
@@ -291,7 +291,7 @@ def test_reports_of_actors_travel_with_the_next_packet() -> None:
     uplink.reports.add(WorkerReport("actor_0", {"episodes": 1, "rebuilds": 0, "collected": 9}, ("odd",)))
     uplink.reports.add(WorkerReport("actor_1", {"episodes": 2, "rebuilds": 3}))
     found = decode(uplink.take(0.0))
-    assert found.counts == {"episodes": 3, "rebuilds": 3, "restarts": 0}
+    assert found.counts == {"episodes": 3, "rebuilds": 3}
     assert (len(found.episodes), found.warnings) == (1, ("actor_0: odd",))
     assert decode(uplink.take(0.0))._replace(counts={}) == Packet()
 

@@ -250,8 +250,8 @@ def test_totals_are_summed_over_workers_and_policies(watched: Watched) -> None:
         monitor.handle(WorkerReport("actor_0", {"collected": 3, "sent": 1}))
         monitor.handle(WorkerReport("actor_1", {"collected": 4, "sent": 2}))
     for _ in range(2):
-        monitor.handle(WorkerRestarted("actor_0", 1, "it was killed"))
-    monitor.handle(WorkerRestarted("actor_0", 2, "it has grown", retired=True))
+        monitor.handle(WorkerRestarted("actor_0", "it was killed"))
+    monitor.handle(WorkerRestarted("actor_0", "it has grown", retired=True))
     assert monitor.totals() == {
         "restarts": 2, "actors_replaced": 1,
         "env_steps": 3000, "samples": 750, "discarded": 10, "updates": 4, "actors_collected": 7, "actors_sent": 3

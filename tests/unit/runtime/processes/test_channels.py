@@ -163,9 +163,9 @@ def test_queues_keep_order(run: Run) -> None:
 
 
 def test_reports_go_to_main_through_the_pipe_and_ring_nobody(run: Run) -> None:
-    run.channels["learner_1"].send(StateSaved(1, 77))
+    run.channels["learner_1"].send(StateSaved(1))
     run.channels["actor_0"].send(WorkerReady("actor_0"))
-    assert run.main["learner_1"].recv() == StateSaved(1, 77)
+    assert run.main["learner_1"].recv() == StateSaved(1)
     assert run.main["actor_0"].recv() == WorkerReady("actor_0")
     assert run.received() == {}
 
@@ -250,7 +250,7 @@ def box() -> Iterator[tuple[Postbox, Connection]]:
 @pytest.mark.parametrize("size", [0, 16_000, 100_000])
 def test_main_does_not_wait_for_the_rest_of_a_message(box: tuple[Postbox, Connection], size: int) -> None:
     """Whoever sends it may have been stopped anywhere in it."""
-    sent = [WorkerReady("a" * size), StateSaved(1, 2)]
+    sent = [WorkerReady("a" * size), StateSaved(1)]
     ours, theirs = Pipe()
     with ours, theirs:
         for message in sent:
@@ -272,10 +272,10 @@ def test_main_does_not_wait_for_the_rest_of_a_message(box: tuple[Postbox, Connec
 
 def test_what_a_process_sent_before_its_end_is_heard(box: tuple[Postbox, Connection]) -> None:
     postbox, theirs = box
-    theirs.send(StateSaved(0, 1))
+    theirs.send(StateSaved(0))
     theirs.close()
     postbox.post(SaveState(0))
-    assert postbox.take() == [StateSaved(0, 1)]
+    assert postbox.take() == [StateSaved(0)]
     postbox.pipe.close()
     assert postbox.take() == []
     postbox.post(SaveState(0))

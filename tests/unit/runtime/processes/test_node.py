@@ -37,10 +37,10 @@ def test_messages_go_to_their_worker_or_out() -> None:
     node, sent = node_of(first, second)
     node.deliver(SaveState(1))
     node.deliver(SaveState(0))
-    node.deliver(StateSaved(0, 3))
+    node.deliver(StateSaved(0))
     node.deliver(SaveState(2))  # lives elsewhere
     assert (first.heard, second.heard) == ([SaveState(0)], [SaveState(1)])
-    assert sent == [StateSaved(0, 3), SaveState(2)]
+    assert sent == [StateSaved(0), SaveState(2)]
 
 
 def test_begin_and_stop_are_for_all_in_order_and_not_sent_on() -> None:
@@ -56,23 +56,23 @@ def test_begin_and_stop_are_for_all_in_order_and_not_sent_on() -> None:
 
 
 def test_answers_are_delivered_before_the_next_message() -> None:
-    first = Recorder(lambda message: [SaveState(1), StateSaved(0, 5)])
-    second = Recorder(lambda message: [StateSaved(1, 6)])
+    first = Recorder(lambda message: [SaveState(1), StateSaved(0)])
+    second = Recorder(lambda message: [StateSaved(1)])
     node, sent = node_of(first, second)
     node.deliver(SaveState(0))
     assert second.heard == [SaveState(1)]
-    assert sent == [StateSaved(1, 6), StateSaved(0, 5)]
+    assert sent == [StateSaved(1), StateSaved(0)]
 
 
 def test_a_turn_gives_every_worker_one_unit_of_work() -> None:
     first, second = Recorder(), Recorder()
     node, sent = node_of(first, second)
     assert not node.turn()
-    first.todo += [SaveState(1), StateSaved(0, 1)]
-    second.todo += [StateSaved(1, 1)]
+    first.todo += [SaveState(1), StateSaved(0)]
+    second.todo += [StateSaved(1)]
     assert node.turn()
     assert second.heard == [SaveState(1)]
-    assert sent == [StateSaved(1, 1)]
+    assert sent == [StateSaved(1)]
     assert node.turn()
-    assert sent == [StateSaved(1, 1), StateSaved(0, 1)]
+    assert sent == [StateSaved(1), StateSaved(0)]
     assert not node.turn()
