@@ -82,11 +82,7 @@ def is_again(before: str, now: str) -> bool:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Return the maker of an environment by name.
-
-    Raises:
-        UsageError: the process was not given the object.
-    """
+    """Return the maker of an environment by name (UsageError: the process was not given the object)."""
     if name not in _objects:
         if name not in _sent:
             own = unnumbered(name.partition(":")[2])

@@ -30,11 +30,7 @@ class FindsMask:
         self.form, self.shown = MaskForm(action_space), shown_mask(observation_space)
 
     def find(self, observation: Any, info: Mapping[str, Any]) -> BoolArray | None:
-        """Return the mask [M]; None without a mask.
-
-        Raises:
-            ValueError: as `MaskForm.flat`.
-        """
+        """Return the mask [M]; None without a mask (ValueError: as `MaskForm.flat`)."""
         if self.shown is not None:
             return self.form.flat(self.shown.of(observation), additive=self.shown.is_additive)
         return None if info.get(MASK_KEY) is None else self.form.flat(info[MASK_KEY])
@@ -140,11 +136,7 @@ class ActionMasks(FindsMask):
             final_obs[MASK_KEY][row] = 1 if info.get(MASK_KEY) is None else self.choices(None, info)
 
     def choices(self, observation: Any, info: Mapping[str, Any]) -> BoolArray:
-        """Return the mask [M] after an observation and an info of the environment.
-
-        Raises:
-            SpaceMismatch: as `write_row`.
-        """
+        """Return the mask [M] after an observation and an info of the environment (SpaceMismatch: as `write_row`)."""
         try:
             allowed = self.find(observation, info)
         except ValueError as error:

@@ -109,11 +109,7 @@ def part_number(name: str) -> int:
 
 
 class NewPart:
-    """A part that is being written, in a hidden folder until `finish`.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """A part that is being written, in a hidden folder until `finish` (OSError: the folder cannot be made)."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._place, self._name = Place(folder), name

@@ -50,10 +50,7 @@ class Event:
 
 
 class Lineage:
-    """All decisions in all starts of a run.
-
-    A thread replaces the file as a whole, so a slow disk stalls nothing.
-    """
+    """All decisions in all starts of a run. A thread replaces the file as a whole, so a slow disk stalls nothing."""
 
     def __init__(self, directory: Path, traits: Sequence[PolicyTraits]) -> None:
         self._path = RunFolder(directory).lineage

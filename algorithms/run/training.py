@@ -224,11 +224,7 @@ class Training:
 
     @property
     def result(self) -> Result:
-        """Return the outcome of the run.
-
-        Raises:
-            UsageError: the run has not ended.
-        """
+        """Return the outcome of the run (UsageError: the run has not ended)."""
         if self._result is None:
             raise UsageError("the run has not ended: its result is there after the last report")
         return self._result
@@ -283,11 +279,7 @@ class Training:
         return None if self._runner is None else self._runner.monitor.overview(time.monotonic()).share
 
     def report(self) -> Report:
-        """Return the progress of the run now.
-
-        Raises:
-            UsageError: the run has not begun.
-        """
+        """Return the progress of the run now (UsageError: the run has not begun)."""
         monitor, now = self._monitor(), time.monotonic()
         policies = monitor.policies
         return Report(

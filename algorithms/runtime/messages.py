@@ -170,10 +170,7 @@ class SaveState(NamedTuple):
 
 
 class SetHyperparameters(NamedTuple):
-    """Learn with the traits from the next batch on, and answer with `TraitsSet`.
-
-    A repeated order changes nothing.
-    """
+    """Learn with the traits from the next batch on, and answer with `TraitsSet`. A repeated order changes nothing."""
 
     policy: int
     traits: PolicyTraits

@@ -160,11 +160,7 @@ OF_RUNTIME = tuple(ROLES)
 
 
 def register(role: Role) -> Role:
-    """Add a row to the table, unless present.
-
-    Raises:
-        ValueError: another role has this name.
-    """
+    """Add a row to the table, unless present (ValueError: another role has this name)."""
     known = ROLES.setdefault(role.name, role)
     if known != role:
         raise ValueError(f"there is another role named {role.name}")

@@ -219,11 +219,7 @@ def slots_per_group(*, minimum: int, waiting_batches: int, batch_columns: int, r
 
 
 def check_slots(*, slots: int, rows: int, groups: int, batch_columns: int) -> None:
-    """Refuse a plan whose slots together can never fill a macro batch.
-
-    Raises:
-        UsageError: too few slots; with the numbers.
-    """
+    """Refuse a plan whose slots together can never fill a macro batch (UsageError: too few slots; with the numbers)."""
     columns = slots * groups * rows
     if columns < batch_columns:
         raise UsageError(

@@ -105,11 +105,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
-    """Make one game behind gymnasium's wrappers.
-
-    Raises:
-        UsageError: an argument is known to the vector environment only.
-    """
+    """Make one game behind gymnasium's wrappers (UsageError: an argument is known to the vector environment only)."""
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
     from appo.envs.wrappers.fire_reset import FireReset

@@ -122,11 +122,7 @@ class StateBlock:
         return int(self._latest[0])
 
     def write(self, state: LearnerState) -> None:
-        """Replace the older copy and make it the latest.
-
-        Raises:
-            ValueError: the plain values do not fit.
-        """
+        """Replace the older copy and make it the latest (ValueError: the plain values do not fit)."""
         for name, vector in self.begin().items():
             vector[...] = state.vectors[name]
         self.commit(state.meta)

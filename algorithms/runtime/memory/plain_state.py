@@ -29,11 +29,7 @@ OF_MAIN = ("progress", "best")
 
 
 def read_plain(text: bytes, numbers: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the checked values of a state.json.
-
-    Raises:
-        CheckpointError: no JSON, or a value of the wrong kind.
-    """
+    """Return the checked values of a state.json (CheckpointError: no JSON, or a value of the wrong kind)."""
     if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:  # 25 times as much memory
         raise CheckpointError("state.json holds more than any state does")
     try:

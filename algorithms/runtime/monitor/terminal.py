@@ -35,11 +35,7 @@ class Screen:
         sys.stdout, sys.stderr = (self._above(stream) for stream in self._streams)
 
     def size(self) -> os.terminal_size:
-        """Return the current columns and rows.
-
-        Raises:
-            OSError: the terminal is gone.
-        """
+        """Return the current columns and rows (OSError: the terminal is gone)."""
         return os.get_terminal_size(self._descriptor)
 
     def show(self, frame: Sequence[str]) -> None:

@@ -275,11 +275,7 @@ class Supervisor:
         return Death(f"{seat.plan.name}: {blocked.format(other)}", own_fault=False)
 
     def _lose(self, seat: Seat, death: Death) -> None:
-        """Clean up after the death of a process, and plan the restart.
-
-        Raises:
-            WorkerError: the seat is given up.
-        """
+        """Clean up after the death of a process, and plan the restart (WorkerError: the seat is given up)."""
         name, now = seat.plan.name, time.monotonic()
         seat.end(self.janitor)
         del self.seats[name]

@@ -40,11 +40,7 @@ RUNTIME_ARGUMENTS = ("num_envs", "batch_size", "seed", "env_seed")
 
 
 def registration(task: str) -> Registration:
-    """Return the entry points of an environment, by envpool's name.
-
-    Raises:
-        UsageError: envpool has no such environment.
-    """
+    """Return the entry points of an environment, by envpool's name (UsageError: envpool has no such environment)."""
     from gymnasium.envs.registration import EnvSpec
 
     tasks = task_modules()
@@ -82,11 +78,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
-    """Make one environment, which can be drawn.
-
-    Raises:
-        UsageError: as `vector_arguments`.
-    """
+    """Make one environment, which can be drawn (UsageError: as `vector_arguments`)."""
     from appo.envs.families.envpool.pool import PoolEnv
 
     return PoolEnv(**(registration.kwargs | arguments | vector_arguments(config, registration)))

@@ -75,11 +75,7 @@ class PoolVector(VectorEnv[Any, Any, Any]):
 
 
 class PoolEnv(gymnasium.Env[Any, Any]):
-    """A pool of one environment.
-
-    Raises:
-        UsageError: the environment has no such render mode.
-    """
+    """A pool of one environment (UsageError: the environment has no such render mode)."""
 
     def __init__(self, task: str, render_mode: str | None = None, **kwargs: Any) -> None:
         # Without a context of OpenGL, which is not to be had, its MuJoCo ends the process.

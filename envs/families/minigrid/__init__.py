@@ -44,11 +44,7 @@ FAMILY = Family(
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
-    """Make one grid world.
-
-    Raises:
-        UsageError: frames are to be stacked; a recurrent network remembers instead.
-    """
+    """Make one grid world (UsageError: frames are to be stacked; a recurrent network remembers instead)."""
     from appo.envs.families.minigrid.symbols import SymbolicObservations
     from appo.envs.wrappers.making import make_with_flags
 
