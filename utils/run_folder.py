@@ -261,9 +261,9 @@ def update_own(path: Path) -> int:
         return _open_plain(folder, path.name, os.O_RDWR | os.O_CREAT)
 
 
-def new_own(path: Path, *, make: bool = False) -> int:
+def new_own(path: Path) -> int:
     """Return a descriptor of a new file of a run, to write (OSError: the name is taken, or the file cannot be made)."""
-    with own_folder(path.parent, make=make) as folder:
+    with own_folder(path.parent, make=True) as folder:
         return os.open(path.name, NEW, 0o644, dir_fd=folder)
 
 

@@ -18,12 +18,11 @@ from typing import BinaryIO
 
 from appo.utils.directories import closing, remove_tree
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
+from appo.utils.run_folder import NEW, OWN_BYTES, enter, inner_folder, open_in, read_own_mapping
 
 PART, DATA = "part-", "data"
 METADATA, EPISODE_FILE, HDF5_FILE = "metadata.json", "part-0.arrow", "main_data.hdf5"
 _PART_NAME = re.compile(rf"{PART}([0-9]{{5}}|[1-9][0-9]{{5,17}})")
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Place:
@@ -168,7 +167,7 @@ class NewPart:
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
-    with closing(os.open(name, _NEW, 0o666, dir_fd=folder)) as descriptor:
+    with closing(os.open(name, NEW, 0o666, dir_fd=folder)) as descriptor:
         while content:
             content = content[os.write(descriptor, content) :]
 

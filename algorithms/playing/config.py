@@ -76,12 +76,7 @@ class EvaluationConfig:
     render_action_repeat: int | None = flag(
         None, "env frames per action while playing; none = as in training", minimum=1
     )
-    device: str = flag(
-        "cpu",
-        "where the network runs; gpu is accepted as cuda",
-        choices=("auto", "cpu", "cuda"),
-        synonyms={"gpu": "cuda"},
-    )
+    device: str = same_flag(RunConfig, "device", "where the network runs; gpu is accepted as cuda", default="cpu")
     callbacks: tuple[str, ...] = flag(
         (), "your classes, package.module:Class, called with episodes and steps as in training; empty = none"
     )

@@ -29,7 +29,7 @@ from appo.algorithms.run.algorithms import (
     require_preset,
     written_in,
 )
-from appo.algorithms.run.folder import check_folders, check_writable, find_source, new_name, saved_flags
+from appo.algorithms.run.folder import LOCATION, check_folders, check_writable, find_source, new_name, saved_flags
 from appo.algorithms.run.ranks.check import check_ranks
 from appo.algorithms.run.schedules import check_clock, without_horizon
 from appo.algorithms.run.trust import LOOKED_AT, TRAINED, Reading
@@ -204,8 +204,6 @@ class Config:
 
 FLAGS_BY_PART, FLAGS = flag_table(DEFAULT).by_part, flag_table(DEFAULT).flags
 """The flags of a run that trains with the default algorithm; what differs from one to another is `learning`."""
-LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
-"""Flags that a start never takes from a saved run: they say where the run is, and whether the user trusts it."""
 ACTION_FLAGS = ("action_scaling", "action_distribution", "continuous_as_bins", "clip_actions")
 """Flags that define the meaning of the network's outputs as actions."""
 SIMULATION_SECONDS = 10.0

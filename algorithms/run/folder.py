@@ -32,6 +32,8 @@ MEASURED = "measured"
 """Key in config.json, beside flags, of the costs that the first start measured, see `tuning/measure.py`."""
 MARK = "mark"
 """Key in config.json, beside flags, of the mark of the user, see `trust.py`."""
+LOCATION = ("config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust")
+"""Flags that no start reads from a saved run: they say where the run is, and whether the user trusts it."""
 DEEPEST = 4
 """Depth of nested folders below a group in which runs are searched."""
 MOST_NAMED = 20

@@ -19,7 +19,7 @@ from appo.algorithms.runtime.config import RunConfig
 from appo.algorithms.runtime.monitor.console import Title, aim_of, console_for
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.performance import Machine
-from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers, is_installed
+from appo.algorithms.runtime.monitor.trackers import TRACKERS, asked_trackers
 from appo.algorithms.runtime.monitor.tracking import Tracker
 from appo.algorithms.runtime.processes.beside import RestartedCommand
 from appo.algorithms.runtime.processes.janitor import Janitor
@@ -74,7 +74,7 @@ def check_observers(config: Config) -> None:
     for name in asked_trackers(config.logging.track, config.logging.with_wandb):
         if name not in TRACKERS:
             raise UsageError(f"--track={shown(name)} is not one of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}")
-        if not is_installed(name):
+        if importlib.util.find_spec(name) is None:
             flag = f"--track={name}" if name in config.logging.track else "--with_wandb"
             raise UsageError(f'{flag} needs the package {name}: pip install "appo[{name}]"')
     if config.logging.eval_video_every_min:
@@ -108,7 +108,7 @@ def evaluation_words(config: Config) -> tuple[str, ...]:
     """Return the command that evaluates as the flags of training say."""
     values = ((name, json.dumps(getattr(config.logging, name))) for name in EVALUATION_FLAGS)
     given = (f"--{name.removeprefix(EVALUATION)}={value}" for name, value in values)
-    return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust_words(config))
+    return ("evaluate", str(config.run.run_directory.absolute()), *given, *trust_words())
 
 
 def evaluated_env(
@@ -137,7 +137,7 @@ def evaluated_env(
     return replace(env, env_kwargs={**env.env_kwargs, **env_kwargs})
 
 
-def trust_words(config: Config) -> tuple[str, ...]:
+def trust_words() -> tuple[str, ...]:
     """Return the flag `--trust` for commands of this run if the user has no key, and the run therefore no mark.
 
     The run's folder is not consulted, because another process may have written there.

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from appo.algorithms.run.config import FLAGS_BY_PART, LOCATION, Config
-from appo.algorithms.run.folder import MEASURED, WeightSource, count_starts, find_source, journal, saved_flags
+from appo.algorithms.run.config import FLAGS_BY_PART, Config
+from appo.algorithms.run.folder import LOCATION, MEASURED, WeightSource, count_starts, find_source, journal, saved_flags
 from appo.algorithms.run.plan import SEED_BRANCHES, RunPlan, seed_of
 from appo.algorithms.run.trust import OF_STRANGERS, marked
 from appo.algorithms.run.tuning.choice import Costs

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.runtime.config import ENDLESS
+from appo.algorithms.runtime.monitor.curves import RETURN
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
 from appo.utils.run_folder import CONFIG_BYTES, STATUS_BYTES, RunFolder, open_own, read_own_mapping
 from appo.utils.values import is_number
 
-RETURN = "reward/mean"
 LIVING_STATES = ("starting", "training")
 TAIL_BYTES = 1 << 16
 SAMPLED_BYTES = 1 << 24  # of the reports of a run, where no best checkpoint says how good it was

@@ -371,7 +371,7 @@ class Training:
 
     def _beside(self, *words: str) -> str:
         with Janitor() as janitor:  # that of the run ends with it, which may be meanwhile
-            return answer_of((*words, *trust_words(self.config)), janitor, self._advance)
+            return answer_of((*words, *trust_words()), janitor, self._advance)
 
     def _monitor(self) -> Monitor:
         if self._runner is None:

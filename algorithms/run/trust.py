@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from appo.algorithms.run.algorithms import ALGORITHMS, DEFAULT, flag_table
-from appo.algorithms.run.folder import MARK, MEASURED, flags_in
+from appo.algorithms.run.folder import LOCATION, MARK, MEASURED, flags_in
 from appo.utils.checkpoint_files import Limit
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
@@ -41,8 +41,6 @@ PLAYED = ANSWERS | {"env", "env_kwargs"}
 """Flags of an episode."""
 TRAINED = None
 """All flags."""
-OWN_PLACE = frozenset({"config", "experiment", "experiments_root", "train_dir", "restart_behavior", "trust"})
-"""Flags of a saved run that are never read."""
 
 
 class NoKey(Exception):
@@ -102,7 +100,7 @@ def mark_of(flags: Mapping[str, object], key: bytes) -> str:
     covered = {
         name: value
         for name, value in flags.items()
-        if name not in {*OWN_PLACE, MARK, MEASURED}
+        if name not in {*LOCATION, MARK, MEASURED}
         and value is not None
         and (name in reaching or not isinstance(value, bool | int | float))
     }
@@ -223,7 +221,7 @@ def uses(
     for word, value in content.items():
         name = table.aliases.get(word, word)
         flag = table.flags.get(name)
-        skipped = name in {*given, *OWN_PLACE, "algo"} or (needed is not None and name not in needed)
+        skipped = name in {*given, *LOCATION, "algo"} or (needed is not None and name not in needed)
         if flag is not None and not skipped:
             found += _uses_of(flag, value, content)
     return found

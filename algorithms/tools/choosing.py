@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from appo.algorithms.run.algorithms import DEFAULT
-from appo.algorithms.run.config import LOCATION, Config, resolve
+from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.folder import LOCATION
 from appo.algorithms.run.tuning.choice import report
 from appo.algorithms.run.tuning.measure import Measurement
 from appo.utils.command_line import words_of_flag

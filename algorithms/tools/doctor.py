@@ -36,7 +36,7 @@ from appo.envs.masks import masks_said
 from appo.envs.spaces import NO_BOUND
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, ActionSpec, EnvSpec
 from appo.utils.command_line import apart, complain, say
-from appo.utils.errors import AppoError, Interrupted
+from appo.utils.errors import AppoError, Interrupted, text_of
 from appo.utils.system import limits, machine
 from appo.utils.system.devices import cuda_obstacle, has_gpu
 from appo.utils.system.signal_watch import SignalWatch
@@ -148,7 +148,7 @@ def of_installation() -> Iterator[Finding]:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken binary may raise anything
-            yield Finding(module, "bad", f"cannot be imported: {type(error).__name__}: {_one_line(error)}")
+            yield Finding(module, "bad", f"cannot be imported: {type(error).__name__}: {text_of(error)}")
     extras = [f"{name} (appo[{extra}])" for name, extra in OPTIONAL.items() if version_of(name) is None]
     yield Finding("extras", "ok", f"not installed: {', '.join(extras)}" if extras else "all are installed")
 
@@ -183,7 +183,7 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
     except Interrupted:
         raise
     except (AppoError, OSError) as error:
-        return Finding("processes", "bad", f"cannot be started: {_one_line(error)}")
+        return Finding("processes", "bad", f"cannot be started: {text_of(error)}")
     return Finding("processes", "ok", f"start in {1e3 * seconds[1]:.0f} ms, after {seconds[0]:.1f} s for the first one")
 
 
@@ -239,7 +239,7 @@ def of_environment(
         raise
     except AppoError as error:
         complain(traceback_of(error))
-        yield Finding("env", "bad", _one_line(error))
+        yield Finding("env", "bad", text_of(error))
 
 
 def report_examination(exam: Examination, spec: EnvSpec, horizon: int | None = None) -> Iterator[Finding]:
@@ -405,7 +405,7 @@ def _gpu() -> Finding:
 
         properties = torch.cuda.get_device_properties(0)
     except Exception as error:  # drivers and builds without CUDA raise all kinds
-        return Finding("gpu", "bad", f"cannot be used: {_one_line(error)}; --device=cpu works without it")
+        return Finding("gpu", "bad", f"cannot be used: {text_of(error)}; --device=cpu works without it")
     return Finding(
         "gpu", "ok", f"{properties.name}, {_size(properties.total_memory)}, {torch.cuda.device_count()} in all"
     )
@@ -419,10 +419,6 @@ def _spaces(spec: EnvSpec) -> str:
     frames = f"; {spec.frames_per_step} frames per step" if spec.frames_per_step > 1 else ""
     masks = f"; {masks}" if (masks := masks_said(spec)) else ""
     return f"shows {shows}; takes {takes}{masks}{agents}{frames}"
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
 
 
 def _size(number: int) -> str:

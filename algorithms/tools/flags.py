@@ -131,9 +131,7 @@ class MatchConfig:
     policy_b: int = flag(0, "which policy of run B plays", minimum=0)
     episodes: int = flag(100, "episodes of the environment; the sides alternate", minimum=2)
     deterministic: bool = flag(False, "take the most probable action instead of sampling one")
-    seed: int | None = flag(
-        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
-    )
+    seed: int | None = same_flag(EvaluationConfig, "seed")
     json: bool = flag(False, "print one JSON object with the results instead of text")
 
 
@@ -158,9 +156,7 @@ class RecordConfig(OutputConfig):
     deterministic: bool = flag(
         False, "take the most probable action instead of sampling one; then no probabilities are stored"
     )
-    seed: int | None = flag(
-        None, "seed of the episodes and the sampling; none = a random one", minimum=0, maximum=2**63 - 1
-    )
+    seed: int | None = same_flag(EvaluationConfig, "seed")
     device: str = same_flag(EvaluationConfig, "device")
     json: bool = flag(False, "print one JSON object with the counts instead of text")
 

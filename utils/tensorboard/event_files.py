@@ -69,7 +69,7 @@ class EventFile:
 
     def __init__(self, path: Path, records: Records) -> None:
         self._path, self._records = path, records
-        self._file = os.fdopen(new_own(path, make=True), "wb")
+        self._file = os.fdopen(new_own(path), "wb")
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to the file."""

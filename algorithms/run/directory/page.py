@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from appo.algorithms.run.algorithms import DEFAULT, find_algorithm, find_preset, flag_table
-from appo.algorithms.run.config import LOCATION, Config
-from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.config import Config
+from appo.algorithms.run.folder import LOCATION, saved_flags
 from appo.algorithms.run.program import given_again
 from appo.algorithms.run.summary import RunSummary, summary
 from appo.envs.given import is_given

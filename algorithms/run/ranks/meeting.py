@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from appo.algorithms.run.algorithms import DEFAULT, flag_table, written_in
-from appo.algorithms.run.config import LOCATION, Config, typed
-from appo.algorithms.run.folder import check_name
+from appo.algorithms.run.config import Config, typed
+from appo.algorithms.run.folder import LOCATION, check_name
 from appo.algorithms.runtime.config import RunConfig
 from appo.algorithms.runtime.ranks import SHARED_GPU, Rank
 from appo.utils.command_line import words_of

@@ -29,18 +29,23 @@ class Point(NamedTuple):
         return self.env_steps if axis == "env_steps" else self.hours
 
 
-def read_curve(directory: Path) -> list[Point]:
-    """Read the curve of a run, without training that a crash lost; of policies that learn the curve with the best end.
+def read_curves(metrics: Path, tags: Sequence[str]) -> dict[int, dict[str, list[Point]]]:
+    """Read curves by policy and tag, without training that a crash lost (UsageError: the metrics cannot be read)."""
+    found: dict[int, dict[str, list[Point]]] = {}
+    for record in without_lost(read_metrics(metrics, {*PLACE, *tags})):
+        of_policy = found.setdefault(int(record["policy"]), {})
+        for tag in tags:
+            if is_number(value := record.get(tag)):
+                point = Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
+                of_policy.setdefault(tag, []).append(point)
+    return found
 
-    Raises:
-        UsageError: the metrics cannot be read.
-    """
-    curves: dict[object, list[Point]] = {}
-    for record in without_lost(read_metrics(RunFolder(directory).metrics, {*PLACE, RETURN})):
-        value, env_steps, seconds = (record.get(name) for name in (RETURN, *PLACE[1:]))
-        if is_number(value) and is_number(env_steps) and is_number(seconds):
-            curves.setdefault(record["policy"], []).append(Point(env_steps, seconds / 3600, value))
-    return max(curves.values(), key=lambda curve: (curve[-1].env_steps > 0, curve[-1].value), default=[])
+
+def read_curve(directory: Path) -> list[Point]:
+    """Read the curve of a run; of policies that learn the curve with the best end (UsageError: as `read_curves`)."""
+    found = read_curves(RunFolder(directory).metrics, [RETURN]).values()
+    curves = (tags[RETURN] for tags in found if RETURN in tags)
+    return max(curves, key=lambda curve: (curve[-1].env_steps > 0, curve[-1].value), default=[])
 
 
 def value_at(curve: Sequence[Point], axis: Axis, x: float) -> float | None:

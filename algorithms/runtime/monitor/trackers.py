@@ -1,7 +1,6 @@
 """Packages that `--track` selects, and the settings of a run for each package."""
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,8 +83,3 @@ TRACKERS: Mapping[str, TrackerKind] = {
 def asked_trackers(track: Sequence[str], with_wandb: bool) -> list[str]:
     """Return the trackers of the flags `--track` and `--with_wandb` without repetition."""
     return list(dict.fromkeys([*(["wandb"] if with_wandb else []), *track]))
-
-
-def is_installed(name: str) -> bool:
-    """Return whether the package of a tracker is installed."""
-    return importlib.util.find_spec(name) is not None

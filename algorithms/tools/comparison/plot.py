@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from appo.algorithms.population.lineage import read_events
 from appo.algorithms.run.config import FLAGS_BY_PART
-from appo.algorithms.run.folder import find_run, find_runs
+from appo.algorithms.run.folder import LOCATION, find_run, find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, read_curve
 from appo.algorithms.tools.comparison.lineage import describe, draw_lineage
 from appo.algorithms.tools.comparison.saved_runs import (
-    LOCATION_FLAGS,
     ComparedRun,
     differing_flags,
     flags_of_run,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ASIDE = {
-    *LOCATION_FLAGS,
+    *LOCATION,
     "train_for_seconds",
     "train_until_return",
     "keep_checkpoints",

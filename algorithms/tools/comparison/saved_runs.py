@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from appo.algorithms.ops.intervals import student_interval
 from appo.algorithms.run.algorithms import DEFAULT, flag_table
-from appo.algorithms.run.folder import saved_flags
+from appo.algorithms.run.folder import LOCATION, saved_flags
 from appo.algorithms.run.summary import summary
 from appo.algorithms.run.trust import LOOKED_AT, Reading
 from appo.algorithms.runtime.monitor.curves import Point, read_curve
@@ -16,8 +16,6 @@ from appo.utils.command_line import complain, words_of
 from appo.utils.errors import AppoError
 from appo.utils.values import json_text, shown
 
-LOCATION_FLAGS = ("experiment", "experiments_root", "train_dir", "restart_behavior", "config", "trust")
-"""Flags that differ between any two runs."""
 Read = TypeVar("Read")
 
 
@@ -67,8 +65,8 @@ def default_flags(directory: Path) -> dict[str, object]:
 
 
 def differing_flags(flags: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the names of flags that differ between runs, except `LOCATION_FLAGS`."""
-    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION_FLAGS)
+    """Return the names of flags that differ between runs, except `LOCATION`."""
+    names = dict.fromkeys(name for mapping in flags for name in mapping if name not in LOCATION)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != flags[0].get(name, missing) for f in flags)]
 

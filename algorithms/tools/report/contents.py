@@ -15,15 +15,14 @@ import numpy as np
 
 from appo.algorithms.population.lineage import Event, read_events
 from appo.algorithms.run.folder import count_starts, saved_flags
-from appo.algorithms.run.summary import RETURN, RunSummary, last_records, summary
-from appo.algorithms.runtime.monitor.curves import PLACE, Axis, Point
+from appo.algorithms.run.summary import RunSummary, last_records, summary
+from appo.algorithms.runtime.monitor.curves import RETURN, Axis, Point, read_curves
 from appo.algorithms.runtime.monitor.panel import Snapshot
 from appo.algorithms.tools.comparison.plot import band_of, group_runs
 from appo.algorithms.tools.comparison.saved_runs import ComparedRun, default_flags
 from appo.algorithms.tools.top import ObservedRun
 from appo.utils.command_line import complain
 from appo.utils.errors import UsageError
-from appo.utils.metrics import read_metrics, without_lost
 from appo.utils.run_folder import RunFolder, names_in_own, open_own
 from appo.utils.values import is_number, shown
 
@@ -51,7 +50,6 @@ MOST_POLICIES = 8  # of one run
 MOST_EVENTS = 400  # of the end of a lineage
 MOST_VIDEOS = 24
 VIDEO_NAME = re.compile(r"p(\d{1,2})_(\d{1,15})\.mp4")
-MIB = 1 << 20
 COLOURS = 8  # of curves, in page.css
 Figures = Mapping[str, Sequence[Point]]
 
@@ -119,14 +117,7 @@ def curves(folder: RunFolder) -> dict[int, Figures]:
     """Return the curves of a run by tag, without records lost in a crash; the best policy first."""
     own = {tag for record in last_records(folder.metrics) for tag in record if OWN_FIGURE.fullmatch(tag)}
     tags = [*FIGURES, *sorted(own)[:MOST_OWN_FIGURES]]
-    found: dict[int, dict[str, list[Point]]] = {}
-    for record in without_lost(read_metrics(folder.metrics, {*PLACE, *tags})):
-        of_policy = found.setdefault(int(record["policy"]), {})
-        for tag in tags:
-            if is_number(value := record.get(tag)):
-                of_policy.setdefault(tag, []).append(
-                    Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
-                )
+    found = read_curves(folder.metrics, tags)
     last = {policy: tags[RETURN][-1] for policy, tags in found.items() if RETURN in tags}
     ranked = {p: (last[p].env_steps > 0, last[p].value) if p in last else (False, 0.0) for p in found}  # frozen last
     best_first = sorted(found, key=ranked.__getitem__, reverse=True)[:MOST_POLICIES]

@@ -26,11 +26,12 @@ from appo.algorithms.tools.comparison.lineage import describe
 from appo.algorithms.tools.comparison.plot import ASIDE
 from appo.algorithms.tools.comparison.saved_runs import ComparedRun, differing_flags, read_each, settings_of
 from appo.algorithms.tools.flags import ReportConfig
-from appo.algorithms.tools.report.contents import COLOURS, MIB, Films, ReportedRun, Video, drawing, read
+from appo.algorithms.tools.report.contents import COLOURS, Films, ReportedRun, Video, drawing, read
 from appo.utils.command_line import say, words_of, words_of_flag
 from appo.utils.errors import UsageError
 from appo.utils.files import replaced_when_whole
 from appo.utils.metrics import duration, short_number
+from appo.utils.run_folder import MIB
 from appo.utils.timing import PHASES
 from appo.utils.values import printable, shown
 

@@ -290,13 +290,12 @@ def test_commands_beside_a_run_are_not_told_to_trust_what_lies_there(
 ) -> None:
     config = parse_train([f"--train_dir={tmp_path}", "--experiment=e", "--env=CartPole-v1"])
     plant(tmp_path / "e", **lies_there)
-    assert trust_words(config) == ()
+    assert trust_words() == ()
     assert "--trust" not in evaluation_words(config)
 
 
-def test_where_no_mark_can_be_written_they_are(no_key: None, tmp_path: Path) -> None:
-    config = parse_train([f"--train_dir={tmp_path}", "--experiment=e", "--env=CartPole-v1"])
-    assert trust_words(config) == ("--trust",)
+def test_where_no_mark_can_be_written_they_are(no_key: None) -> None:
+    assert trust_words() == ("--trust",)
 
 
 def test_a_relative_place_of_configuration_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import pytest
 from appo.algorithms import cli
 from appo.algorithms.runtime.monitor.curves import Point
 from appo.algorithms.tools.report import contents
-from appo.algorithms.tools.report.contents import MIB, Films, curves, thinned
+from appo.algorithms.tools.report.contents import Films, curves, thinned
 from appo.utils.errors import UsageError
-from appo.utils.run_folder import RunFolder
+from appo.utils.run_folder import MIB, RunFolder
 from tests.unit.run.test_summary import NOW, flags, reports, write_run
 from tests.unit.tools.test_top import STATUS
 

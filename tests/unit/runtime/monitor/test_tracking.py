@@ -387,7 +387,7 @@ def test_a_tracker_that_is_not_there_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], expected: str
 ) -> None:
     there = ["wandb"] if "track" in flags else []
-    monkeypatch.setattr("appo.algorithms.run.observers.is_installed", lambda name: name in there)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
     with pytest.raises(UsageError) as caught:
         check_observers(Config.from_flat({"env": "a", **flags}))
     assert str(caught.value) == expected
