@@ -266,7 +266,8 @@ def _chosen_row(config: ModelConfig) -> EncoderRow:
 def with_own_encoder(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
     """Return a preset without its encoder where flags choose type or subtype; a subtype has the type of its row."""
     of_encoder = {"encoder_type", "encoder_subtype"}
-    if not asked.keys() & of_encoder or not preset.keys() & of_encoder:
+    repeats = "encoder_subtype" not in asked and asked.get("encoder_type") == preset.get("encoder_type")
+    if repeats or not asked.keys() & of_encoder or not preset.keys() & of_encoder:
         return dict(preset)
     types = {row.subtype: row.type for row in ENCODERS}
     left = {name: value for name, value in preset.items() if name not in of_encoder}

@@ -43,13 +43,19 @@ class PQNLearner(FlatLearner):
         super().__init__(flat, context)
         self.model = flat.module
         self.config.check(recurrent=self.model.rnn_state_size > 0)
+        self._has_learned = False
         self._explore()
 
     def restore(self, state: LearnerState) -> None:
-        """Continue from a state (ValueError); weights of another run begin with the exploration of this run."""
+        """Continue from a state (ValueError); weights of others have the exploration of this run."""
+        exploration = self.model.exploration
+        assert exploration is not None
+        own = float(exploration)
         super().restore(state)
         if not self.updates:
             self._explore()
+        elif self._has_learned:
+            exploration.fill_(own)
 
     def _explore(self) -> None:
         assert self.model.exploration is not None
@@ -66,6 +72,7 @@ class PQNLearner(FlatLearner):
         self.follow(progress)
         exploration, remembers = self.model.exploration, self.model.rnn_state_size > 0
         assert exploration is not None
+        self._has_learned = True
         exploration.clamp_(max=c.exploration(progress, self.updates))  # never up again: a budget may grow
         batch = replace(batch, action=losses.zero_invalid(batch.action, batch.valid))
         batch = replace(batch, recorded={"target": self.returns(batch)})

@@ -309,6 +309,7 @@ class Training:
         vector = vector_of(weights, table)
         if self._result is not None or self.config.run.deterministic_resume:
             raise UsageError("weights can only be set while a run trains, and not with deterministic_resume")
+        self._require_pause()
         with tempfile.NamedTemporaryFile(prefix="appo-weights-", delete=False) as file:
             file.write(vector.tobytes())
         path = Path(file.name)
@@ -391,8 +392,7 @@ class Training:
         """Take a turn; return False after the last one."""
         if self._turns is None:
             return False
-        if inspect.getgeneratorstate(self._turns) == inspect.GEN_RUNNING:
-            raise UsageError("a step of the run is under way: save, evaluate and set weights between two reports")
+        self._require_pause()
         try:
             next(self._turns)
         except StopIteration as end:
@@ -410,6 +410,11 @@ class Training:
                 error.add_note(error.traceback.rstrip())  # of a process of ours, which Python knows nothing of
             raise
         return self._turns is not None
+
+    def _require_pause(self) -> None:
+        """Refuse what a callback or another thread asks during a step of the run (UsageError)."""
+        if self._turns is not None and inspect.getgeneratorstate(self._turns) == inspect.GEN_RUNNING:
+            raise UsageError("a step of the run is under way: save, evaluate and set weights between two reports")
 
     def _raise(self, interruption: Interrupted | None) -> None:
         """Raise what the caller has to see of the request for an end; nothing for an end by `stop`."""

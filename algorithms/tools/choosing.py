@@ -61,7 +61,12 @@ def compared(own: Contender, rival: Contender) -> str:
     )
 
 
-def choice(own: Measurement, measure: Callable[[Config], Measurement], cores: int) -> str:
+def choice(
+    own: Measurement,
+    measure: Callable[[Config], Measurement],
+    cores: int,
+    asked: Mapping[str, object] = {},
+) -> str:
     """Return in one line which algorithm to take, or why the algorithm of the run stays.
 
     The check of the other algorithm decides whether the other algorithm suits the actions.
@@ -70,6 +75,7 @@ def choice(own: Measurement, measure: Callable[[Config], Measurement], cores: in
         own: measured costs of the run's algorithm, a key of `STEPS`.
         measure: measures the costs of another configuration.
         cores: number of cores.
+        asked: flags of the run whose values `own` has in shares of several learners.
     """
     config = own.probe.config
     algo = config.run.algo
@@ -85,12 +91,15 @@ def choice(own: Measurement, measure: Callable[[Config], Measurement], cores: in
         return f"--algo={algo} stays: {' '.join(str(error).split())}"
     if own.costs is None or rival.costs is None:
         return f"--algo={algo} stays: costs on a CPU decide, and none were measured"
-    return compared(contender(own, cores), contender(rival, cores))
+    return compared(contender(own, cores, asked), contender(rival, cores))
 
 
-def contender(found: Measurement, cores: int) -> Contender:
-    """Return a measured algorithm at the speed of its best plan, with the command of the given flags."""
-    config, costs, flat = found.planned, found.costs, found.probe.config.to_flat()
+def contender(found: Measurement, cores: int, asked: Mapping[str, object] = {}) -> Contender:
+    """Return a measured algorithm at the speed of its best plan, with the command of the given flags.
+
+    Values of `asked` stand in the command; the plan of one of several learners has shares of them.
+    """
+    config, costs, flat = found.planned, found.costs, {**found.probe.config.to_flat(), **asked}
     assert costs is not None
     plan, flags = found.plan(config, cores), {name: flat[name] for name in flat if name in config.given}
     if config.sampling.num_workers and "num_workers" not in flags:

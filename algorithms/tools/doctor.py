@@ -229,7 +229,7 @@ def of_environment(
             yield Finding("settings", "ok", told(found.probe.config, config.undecided, found.probe.spec), flags)
         yield recommended
         if chooses:
-            yield Finding("algorithm", "ok", choice(timed, measure, cores))
+            yield Finding("algorithm", "ok", choice(timed, measure, cores, config.to_flat() if ranks > 1 else {}))
         if isinstance(several, WorkerFailed):
             text = f"{envs} in one process, as many as an actor would have: {several.summary}: --num_envs_per_worker=1"
             yield Finding("env", "bad", text)

@@ -247,6 +247,8 @@ def test_a_callback_that_saves_is_turned_off_and_training_goes_on(
 ) -> None:
     class Saves(Callbacks):
         def on_train_result(self, policy: int, figures: dict[str, float]) -> None:
+            with pytest.raises(UsageError, match="a step of the run is under way"):
+                run.set_weights(run.weights())
             run.save()
 
     run = Training(SMALL, train_dir=str(tmp_path), experiment="a", train_for_env_steps=2000, callbacks=[Saves()])

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
@@ -220,10 +220,11 @@ def renew(environment: Mapping[str, str]) -> None:
     A server with living children is that of a run that goes on.
     """
     if _Server.environment not in (None, environment):
-        if multiprocessing.active_children():
+        if any(isinstance(child, ForkServerProcess) for child in multiprocessing.active_children()):
             return
         if _server_pid() is not None:
             _stop_server()
+            _Server.has_torch = None
     _Server.environment = environment
 
 

@@ -145,7 +145,8 @@ def require_effect(space: Space, config: Config, source: str) -> None:
 
 def dead_flags(config: Config, given: Mapping[str, object], space: Space) -> Iterator[str]:
     """Yield a line for each flag on the command line that changes no run; a study watches processes by their limits."""
-    return without_effect(replace(config, given=frozenset(given)), {**_features(config, space), "processes": True})
+    features = {name: value for name, value in _features(config, space).items() if name not in space}
+    return without_effect(replace(config, given=frozenset(given)), {**features, "processes": True})
 
 
 def refused(space: Space, preset: Config) -> list[tuple[str, object]]:

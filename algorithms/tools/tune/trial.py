@@ -1,5 +1,6 @@
 """One run of a trial, in a process forked from a server that has loaded torch and appo."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -23,8 +24,6 @@ LOOK_SECONDS, ALIVE_SECONDS = 0.05, 1.0
 
 class Alive(NamedTuple):
     """A sign of life, one each `ALIVE_SECONDS`."""
-
-    env_steps: int
 
 
 class Point(NamedTuple):
@@ -89,13 +88,13 @@ def run_trial(pipe: Connection, log_path: Path, flags: Mapping[str, Any]) -> Non
         returns = Returns(flags.get("train_for_env_steps"))
         with Training(flags, callbacks=[returns], report_seconds=LOOK_SECONDS) as run:
             returns.learners = set(range(run.config.sampling.num_policies)) - run.config.frozen
-            told = time.monotonic()
-            for report in run:
+            told = -math.inf
+            for _ in run:
                 if pipe.poll():  # closed: the run has been ended early
                     return
                 if (now := time.monotonic()) > told + ALIVE_SECONDS:
                     told = now
-                    pipe.send(Alive(report.env_steps))
+                    pipe.send(Alive())
                 for number in range(returns.tenth, min(POINTS, int(POINTS * (run.share or 0)) + 1)):
                     if (score := returns.score(number)) is not None:
                         pipe.send(Point(number, score))

@@ -51,6 +51,8 @@ from appo.utils.system.signal_watch import SignalWatch
 from appo.utils.values import shown
 
 POLL_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 2.0
+START_PATIENCE = 10
+"""Factor of the limit of silence before a run's first sign of life: one process makes all environments."""
 STUDY_FILE = "study.json"
 RUN_NAME = re.compile(r"(trial|confirm)_\d+_seed-\d+")
 TRIALS, SEEDS, CONFIRM_SEEDS = 40, (1, 2, 3), 3
@@ -222,7 +224,7 @@ class _Search:
         self.study = Study(self.folder, self.space, settings.seeds, first)
         self.running: dict[str, tuple[Job, Inquiry]] = {}
         self.ending: list[_Ending] = []
-        self.silent: dict[str, float] = {}
+        self.silent, self.begun = dict[str, float](), set[str]()
         limits = self.preset.sampling
         self.patience = limits.reset_timeout_seconds + limits.step_timeout_seconds + limits.work_timeout_seconds
         self.killed: set[str] = set()
@@ -292,9 +294,10 @@ class _Search:
             pipes = [inquiry.pipe for _, inquiry in self.running.values()]
             multiprocessing.connection.wait(pipes, min(POLL_SECONDS, deadline - now))
             for job, inquiry in list(self.running.values()):
-                self.silent[job.name] = self.silent.get(job.name, 0.0) + passed
+                self.silent[job.name] += passed
                 while job.name in self.running and (answer := self._answer(job, inquiry)) is not None:
                     self.silent[job.name] = 0.0
+                    self.begun.add(job.name)
                     if isinstance(answer, WorkerFailed) and inquiry.was_killed and job.name not in self.killed:
                         self._repeat(job, answer.summary)
                         break
@@ -303,8 +306,9 @@ class _Search:
     def _answer(self, job: Job, inquiry: Inquiry) -> object | None:
         """Return the next answer of a process, `WorkerFailed` if the process hangs or has died; None: no answer yet."""
         answer = inquiry.answer_by(0.0, "the process")
-        if answer is None and self.silent[job.name] > self.patience:
-            return inquiry.end_hanging(self.patience)
+        patience = self.patience * (1 if job.name in self.begun else START_PATIENCE)
+        if answer is None and self.silent[job.name] > patience:
+            return inquiry.end_hanging(patience)
         return answer
 
     def _start(self, job: Job) -> None:
@@ -319,7 +323,7 @@ class _Search:
             signals=self.signals,
             janitor=self.janitor,
         )
-        self.running[job.name] = (job, inquiry.__enter__())
+        self.running[job.name], self.silent[job.name] = (job, inquiry.__enter__()), 0.0
 
     def _repeat(self, job: Job, cause: str) -> None:
         """Make a run again, once: whoever killed the process need not have meant the trial."""
@@ -357,7 +361,7 @@ class _Search:
     def _end(self, job: Job, *, failed: bool = False) -> None:
         """Let a process close its environments, while the next run begins."""
         _, inquiry = self.running.pop(job.name)
-        self.silent.pop(job.name, None)
+        self.begun.discard(job.name)
         inquiry.close()
         self.ending.append(_Ending(job, inquiry, failed))
 

@@ -168,6 +168,13 @@ def test_random_actions_fade_over_the_budget_and_stay_without_one() -> None:
     assert float(learner.state().weights[-1]) == pytest.approx(0.25)  # published with the weights
     list(learner.learn(batch, 0.02))  # a resume with ten times the budget
     assert float(learner.model.exploration) == pytest.approx(0.25)
+    trained = learner.state()
+    trained.weights[-1] = 0.0
+    learner.restore(trained)  # weights of a program, in the midst of training
+    assert float(learner.model.exploration) == pytest.approx(0.25)
+    again = learner_of(epsilon_decay=0.2)
+    again.restore(trained)  # a resume
+    assert again.model.exploration == 0.0
 
 
 def test_weights_of_another_run_begin_with_the_exploration_of_this_one() -> None:

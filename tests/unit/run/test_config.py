@@ -837,6 +837,7 @@ def test_the_name_of_a_family_is_no_environment() -> None:
         ({"encoder_subtype": "resnet_impala"}, ("resnet", "resnet_impala")),
         ({"encoder_type": "resnet"}, ("resnet", "auto")),
         ({"encoder_type": "mlp"}, ("mlp", "auto")),
+        ({"encoder_type": "conv"}, ("conv", "convnet_dqn")),
         ({}, ("conv", "convnet_dqn")),
     ],
 )
