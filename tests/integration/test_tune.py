@@ -121,6 +121,7 @@ def test_a_run_that_hangs_begins_again_once_with_its_stack(tmp_path: Path) -> No
     assert "has no effect" not in done.stdout
 
 
+@pytest.mark.slow
 def test_another_space_in_the_same_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text("gamma = [0.9, 0.99]\n")
     words = [*OWN, "--space=space.toml", "--trials=1", "--confirm_seeds=0"]
@@ -134,6 +135,7 @@ def test_another_space_in_the_same_file_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_flags_without_an_effect_are_told(tmp_path: Path) -> None:
     done = search(tmp_path, "pass", *OWN, "--trials=1", "--confirm_seeds=0", "--policy_workers_per_policy=4")
     assert done.returncode == 0
