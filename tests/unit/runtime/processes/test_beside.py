@@ -21,7 +21,9 @@ def test_it_leads_a_group_in_the_session_of_main_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a session of its own it would get a fair share of the cores, however low its priority."""
-    monkeypatch.setattr(beside, "own_command", lambda words: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(
+        beside, "own_command", lambda words, path: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
     watched = Watched()
     with RestartedCommand(["evaluate"], tmp_path / "log", cast(Any, watched)):
         (pid,) = watched
@@ -34,7 +36,9 @@ def test_it_leads_a_group_in_the_session_of_main_and_ends_with_it(
 def test_it_is_started_again_with_a_line_and_given_up_when_that_is_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(beside, "own_command", lambda words: [sys.executable, "-S", "-c", "import sys; sys.exit(7)"])
+    monkeypatch.setattr(
+        beside, "own_command", lambda words, path: [sys.executable, "-S", "-c", "import sys; sys.exit(7)"]
+    )
     watched, now = Watched(), 1e6
     with RestartedCommand(["evaluate"], tmp_path / "log", cast(Any, watched)) as observer:
         while observer.plain()["state"] != "given up":
@@ -56,7 +60,7 @@ def test_one_that_cannot_be_started_again_is_tried_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        beside, "own_command", lambda words: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+        beside, "own_command", lambda words, path: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
     )
     watched, now = Watched(), 1e6
     with RestartedCommand(["evaluate"], tmp_path / "log", cast(Any, watched)) as observer:
@@ -64,11 +68,11 @@ def test_one_that_cannot_be_started_again_is_tried_later(
         assert observer._command is not None
         observer._command.exit_code(30.0)
         observer.look(now)
-        monkeypatch.setattr(beside, "own_command", lambda words: ["/missing"])
+        monkeypatch.setattr(beside, "own_command", lambda words, path: ["/missing"])
         observer.look(now + 10)
         assert (observer.plain()["state"], watched) == ("ended", [])
         monkeypatch.setattr(
-            beside, "own_command", lambda words: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+            beside, "own_command", lambda words, path: [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
         )
         observer.look(now + 20)
         assert observer.plain() == {"state": "running", "restarts": 1}
@@ -93,7 +97,9 @@ def test_a_command_that_fails_says_why() -> None:
 
 
 def test_a_command_ends_when_main_fails_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "own_command", lambda words: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(
+        beside, "own_command", lambda words, path: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
     watched, pids = Watched(), list[int]()
 
     def fails() -> bool:
@@ -108,7 +114,9 @@ def test_a_command_ends_when_main_fails_meanwhile(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_command_that_is_killed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "own_command", lambda words: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(
+        beside, "own_command", lambda words, path: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
     watched = Watched()
 
     def kill() -> bool:
