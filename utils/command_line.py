@@ -57,7 +57,7 @@ class UnknownFlag(UsageError):
 
 
 def parse_command_line(argv: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, object]:
-    """Return the values of the given flags only; the last value of a flag wins.
+    """Return the values of the given flags only; the last value of a flag, or of an entry of a mapping, wins.
 
     Raises:
         UsageError: unknown or misspelt flag, missing value, or a value that the flag does not take.
@@ -222,7 +222,9 @@ def _parser(usage: str, groups: Groups, preset: Mapping[str, object]) -> _Parser
             text = f"{flag.help} ({choices}default: {default})".replace("%", "%%")
             alone = "True" if flag.kind == "bool" else flag.alone
             nargs = "?" if alone is not None else "*" if flag.kind in LISTS else None
-            group.add_argument(*names, dest=flag.name, nargs=nargs, const=alone, metavar=METAVARS[flag.kind], help=text)
+            action = "extend" if flag.kind == "dict" else "store"  # entries add up; the last value of an entry wins
+            shown_as, own = METAVARS[flag.kind], flag.name
+            group.add_argument(*names, dest=own, nargs=nargs, action=action, const=alone, metavar=shown_as, help=text)
     return parser
 
 

@@ -260,7 +260,7 @@ def last_values(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def short_number(number: float) -> str:
     """12.3k, 4.56M."""
-    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+    for limit, divisor, unit in ((999.5e6, 1e9, "G"), (999.5e3, 1e6, "M"), (1e4, 1e3, "k")):
         if number >= limit:
             return f"{number / divisor:.3g}{unit}"
     return f"{number:.0f}"

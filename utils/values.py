@@ -307,7 +307,9 @@ def _parse_dict(text: str) -> dict[str, object]:
 
 
 def parse_json_word(text: str) -> object:
-    """Return the JSON value of a word (Python's True, False and None too), else the word itself."""
+    """Return the JSON value of a word (Python's True, False, None, .5 and 1. too), else the word itself."""
+    if re.fullmatch(r"[+-]?(\d+\.|\.\d+)", text):
+        return float(text)
     try:
         value: object = json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except (ValueError, RecursionError):

@@ -122,7 +122,8 @@ class ModelConfig:
     )
     policy_initialization: str = flag(
         "orthogonal",
-        "initial weights of all layers; torch_default = as torch draws them, without policy_init_gain",
+        "initial weights of all layers, but of the last ones of Q-networks, which begin near 0; torch_default = as"
+        " torch draws them, without policy_init_gain",
         choices=("orthogonal", "xavier_uniform", "torch_default"),
         fixed_on_resume=True,
         needs="scratch",

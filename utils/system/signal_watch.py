@@ -94,10 +94,11 @@ class SignalWatch:
         self._pressed = now
         if self._stopping_now:
             os._exit(Interrupted.exit_code)
-        if self.request is not None:
+        if before > -math.inf:
             self._stopping_now = True
             raise StopNow
-        self._ask(Interrupted("interrupted by Ctrl-C"))
+        if self.request is None:
+            self._ask(Interrupted("interrupted by Ctrl-C"))
         # Handlers must not use buffered streams: the signal may have interrupted a write to the stream.
         with contextlib.suppress(OSError):
             os.write(2, b"\nstopping: saving what was learned; Ctrl-C again ends at once without saving\n")

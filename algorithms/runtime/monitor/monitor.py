@@ -353,6 +353,8 @@ class Monitor:
         deadline = time.monotonic() + CLOSE_SECONDS
         if self.disk.finish("writing figures", CLOSE_SECONDS):  # else the thread still needs the file
             self.metrics_log.close()
+        if lost := self.metrics_log.dropped:
+            log.warning("%d records of metrics.jsonl are lost: the disk did not take them", lost)
         for writer in self.writers:
             writer.close(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + 5.0

@@ -168,7 +168,8 @@ class PolicyProgress:
         if self.episode_return.count:
             figures["reward/mean"] = self.episode_return.mean
         found = [f"{tag} {value:.3g}" for tag, value in figures.items() if ABSURD < abs(value) < math.inf]
-        if figures.get("train/skipped", 0.0) >= 1.0:
+        several = figures.get("train/skipped_in_a_row", math.inf) > 1  # a report may hold a single update
+        if figures.get("train/skipped", 0.0) >= 1.0 and several:
             lost = (tag for tag, value in figures.items() if not math.isfinite(value))
             found.append(f"every update was skipped, as {next(lost, 'its gradient')} is not finite")
         return ", ".join(found)

@@ -139,7 +139,7 @@ class AboveFrame:
     def write(self, text: str) -> int:
         """Print the lines completed by the text."""
         lines, newline, rest = (self._begun + text).rpartition("\n")
-        self._begun = rest
+        self._begun = rest[rest.rfind("\r", 0, -1) + 1 :]  # a bar that is drawn again and again would grow
         if newline:
             with self._screen.aside(self._stream):
                 self._stream.write(lines + newline)

@@ -13,7 +13,7 @@ from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
 from appo.envs.precision import watched
 from appo.envs.spec import SINGLE_KEY
-from appo.envs.wrappers.flags import NeverTerminates
+from appo.envs.wrappers.flags import NeverTerminates, unbounded
 from appo.utils.errors import UsageError
 from tests.unit.envs.rollouts import Rollout, collect
 
@@ -220,3 +220,11 @@ def test_where_the_last_step_cannot_be_shown() -> None:
     for env in ({**flags, "env_vectorization": "native"}, {**flags, "env": f"{HERE}:TakingVector"}):
         with pytest.raises(UsageError, match=r"takes no argument for --observe_previous=both$"):
             make_group(EnvConfig(**env), 1)
+
+
+def test_keys_of_actions_without_bounds_keep_the_order_of_flat_masks() -> None:
+    space = spaces.Dict([("move", spaces.Discrete(4)), ("build", spaces.Discrete(3)), ("aim", spaces.Box(-1, 1, (2,)))])
+    free = unbounded(space)
+    assert list(free) == list(space) == ["move", "build", "aim"]
+    assert free["move"] == space["move"]
+    assert np.isinf(free["aim"].high).all()

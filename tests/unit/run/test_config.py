@@ -1067,6 +1067,13 @@ def test_words_of_a_flag_give_its_value_again(mapping: dict[str, object], tags: 
     assert parse_command_line([f"--env_kwargs={flag_text(mapping)}"], FLAGS) == {"env_kwargs": mapping}
 
 
+def test_entries_of_a_mapping_add_up_and_the_last_list_wins() -> None:
+    words = ["--env_kwargs", "a=1", "b=x", '--env_kwargs={"a": 2}', "--env_kwargs", "c=.5", "d=-1.", "e=1.2.3"]
+    given = parse_command_line([*words, "--wandb_tags=a,b", "--wandb_tags=c"], FLAGS)
+    assert given == {"env_kwargs": {"a": 2, "b": "x", "c": 0.5, "d": -1.0, "e": "1.2.3"}, "wandb_tags": ("c",)}
+    assert parse_command_line(words_of_flag("env_kwargs", {"a": ".5"}), FLAGS) == {"env_kwargs": {"a": ".5"}}
+
+
 def test_words_of_a_flag_are_those_that_one_types() -> None:
     assert words_of_flag("env_kwargs", {"repeat": 0.25, "name": "a b", "text": "10", "sizes": [1, {"a": None}]}) == [
         "--env_kwargs", "repeat=0.25", "name=a b", 'text="10"', 'sizes=[1, {"a": null}]'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appo.algorithms.cli import run_command
-from appo.utils.errors import Interrupted
+from appo.utils.errors import Interrupted, StopNow, Terminated
 from appo.utils.system.interrupts import SAME_PRESS_SECONDS
 from appo.utils.system.signal_watch import SignalWatch
 
@@ -131,3 +131,15 @@ sys.exit(run_command(command))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "still here\n")
+
+
+def test_a_first_ctrl_c_after_sigterm_does_not_end_without_saving(capfd: pytest.CaptureFixture[str]) -> None:
+    with SignalWatch() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert "Ctrl-C again ends at once without saving" in capfd.readouterr().err
+        with pytest.raises(Terminated, match="ended by SIGTERM"):
+            signals.check()
+        signals._pressed -= SAME_PRESS_SECONDS
+        with pytest.raises(StopNow):
+            os.kill(os.getpid(), signal.SIGINT)

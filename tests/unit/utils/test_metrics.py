@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from appo.utils import failpoints, metrics
-from appo.utils.metrics import BLOCK_BYTES, LONGEST_LINE, MetricsLog, read_metrics, sampled_lines, without_lost
+from appo.utils.metrics import (
+    BLOCK_BYTES,
+    LONGEST_LINE,
+    MetricsLog,
+    read_metrics,
+    sampled_lines,
+    short_number,
+    without_lost,
+)
 from appo.utils.tensorboard.summaries import DIFFERS
 from appo.utils.tensorboard.writer import EventWriter
 from appo.utils.windows import RateMeter, RunningStatistic
@@ -734,3 +742,8 @@ def test_events_go_on_in_a_new_file_when_theirs_goes_away(tmp_path, how):
     writer.add(2, {"a": 2.0})
     assert writer.close()
     assert (writer.dropped, steps_of(directory)) == (0, [2])
+
+
+def test_numbers_that_round_to_a_thousand_have_the_next_unit() -> None:
+    numbers = (9_999, 12_345, 999_499, 999_500, 1_000_000, 999_600_000, 2e9)
+    assert [short_number(one) for one in numbers] == ["9999", "12.3k", "999k", "1M", "1M", "1G", "2G"]

@@ -656,6 +656,12 @@ def test_figures_that_summaries_invent_are_bounded(watched: Watched, caplog: pyt
         ({"q_mean": -2e16, "td_error": 5e20}, 1.0, "train/q_mean -2e+16, train/td_error 5e+20"),
         ({"value_loss": math.inf, "skipped": 1.0}, 1.0, "every update was skipped, as train/value_loss is not finite"),
         ({"loss": 1.0, "skipped": 1.0}, 1.0, "every update was skipped, as its gradient is not finite"),
+        ({"loss": 1.0, "skipped": 1.0, "skipped_in_a_row": 1}, 1.0, None),  # the only update of half a second
+        (
+            {"loss": 1.0, "skipped": 1.0, "skipped_in_a_row": 2},
+            1.0,
+            "every update was skipped, as its gradient is not finite",
+        ),
     ],
 )
 def test_figures_beyond_reason_are_said_once(

@@ -67,6 +67,19 @@ def test_lines_that_are_written_at_once_stand_above_the_frame_and_the_stream_is_
         screen.close()
 
 
+def test_of_a_bar_that_is_drawn_again_the_last_one_is_kept() -> None:
+    with Terminal() as terminal:
+        screen = Screen(sys.stdout.fileno())
+        screen.show(["frame"])
+        for number in range(1000):
+            print(f"{number} of 1000", end="\r")
+            assert len(sys.stdout._begun) < 20  # type: ignore[attr-defined]
+        print()
+        print("1\r2", end="\n")
+        assert terminal.lines() == ["999 of 1000", "2", "frame"]
+        screen.close()
+
+
 def test_a_stream_that_goes_elsewhere_is_left_alone(tmp_path) -> None:
     with Terminal() as terminal, open(tmp_path / "log", "w") as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", log)
