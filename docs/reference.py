@@ -77,11 +77,11 @@ def flags_page() -> str:
         "# Every flag",
         GENERATED,
         "`appo COMMAND --help` prints the same. Booleans are `--x`, `--x=True`, `--no_x` or `--x=False`; lists are"
-        " separated by commas or spaces; `K=V` words or one JSON object make a mapping. Of a flag that is given twice the"
-        " last value counts; entries of a mapping add up. Presets of environments have other defaults: `appo train"
+        " separated by commas or spaces; `K=V` words or one JSON object make a mapping. Of a flag that is given twice"
+        " the last value counts; entries of a mapping add up. Presets of environments have other defaults: `appo train"
         " --env=ID --help` shows them. An environment in no preset has [others"
-        " too](own_env.md#what-it-is-trained-with), and [`--print_config`](export.md#configuration-files) says where each"
-        " value comes from. What a resumed run cannot change is marked with \\*.",
+        " too](own_env.md#what-it-is-trained-with), and [`--print_config`](export.md#configuration-files) says where"
+        " each value comes from. What a resumed run cannot change is marked with \\*.",
         "## appo train",
     ]
     for part, flags in flag_table(DEFAULT).by_part.items():
