@@ -107,8 +107,9 @@ def metrics_page() -> str:
         "# Every figure",
         GENERATED,
         "A line of `metrics.jsonl` is a JSON object with these names, for one policy; TensorBoard has the same over env"
-        " steps. Losses are means over the half second before the record. What is not known is left out. Figures of"
-        " your own come from `--custom_summaries` or [callbacks](callbacks.md).",
+        " steps. Means, largest and smallest figures of training are over the reports of the learner since the record"
+        " before, two a second. What is not known is left out."
+        " Figures of your own come from `--custom_summaries` or [callbacks](callbacks.md).",
     ]
     for title, tags in SECTIONS.items():
         parts += [f"## {title}", _rows(("figure", "what"), [(f"`{tag}`", text) for tag, text in tags.items()])]

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -137,6 +138,22 @@ class _Printable(logging.Formatter):
 def recent_warnings() -> tuple[str, ...]:
     """Return the last warnings and errors that this process has logged, oldest first."""
     return tuple(_recent.lines)
+
+
+@contextlib.contextmanager
+def kept_warnings() -> Iterator[None]:
+    """Keep what `recent_warnings` returns in a program of others, whose logging stays as it is."""
+    _recent.lines.clear()
+    # Where no handler is set up, Python prints warnings by its last resort, but no longer beside a handler.
+    ours = logging.getLogger("appo")
+    added = [_recent, *([] if ours.hasHandlers() or not logging.lastResort else [logging.lastResort])]
+    for handler in added:
+        ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in added:
+            ours.removeHandler(handler)
 
 
 def take_raised() -> tuple[str, ...]:

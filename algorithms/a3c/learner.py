@@ -139,13 +139,13 @@ class A3CLearner(FlatLearner):
         self.optimizer.gradient.copy_(batch.recorded[GRADIENT][: self.flat.num_parameters])
         self.optimizer.note_rate()
         is_finite = bool(np.isfinite(dict(zip(COMPUTED, computed, strict=True))[LOSS]))
-        norm, skipped = self.optimizer.step(torch.tensor(is_finite), torch.zeros(()))
+        norm, lost = self.optimizer.step(torch.tensor(True), torch.tensor(is_finite), torch.zeros(()))
         self.statistics.merge(gathered)
         self.updates, self.version = self.updates + 1, self.version + 1
         applied = time.perf_counter()
         yield
         self._idle_since = time.perf_counter()
-        stepped = [float(x) for x in (norm, self.optimizer.learning_rate, skipped)]
+        stepped = [float(x) for x in (norm, self.optimizer.learning_rate, lost)]
         milliseconds = {
             "wait_ms": 1000 * waited,
             "apply_ms": 1000 * (applied - taken),

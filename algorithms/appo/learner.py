@@ -142,6 +142,8 @@ class APPOLearner(SurrogateLearner):
             "value_mean": current_value[:-1],
         }
         means = losses.masked_means(terms, valid)
+        if IS_READ in batch.recorded:  # the distance to the policies of datasets measures no step of this one
+            means["kl_divergence"] = losses.masked_mean(kl, valid & ~batch.recorded[IS_READ])
         exploration_loss = -self.exploration_coeff * means["entropy"]
         if c.exploration_loss == "symmetric_kl" and c.exploration_loss_coeff:
             to_uniform = losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)

@@ -68,6 +68,7 @@ class NumpyUpdate:
         advantage, target = self._returns(batch, np.where(valid, ratio, ZERO), return_value)
         advantage, deviation = surrogate.normalized(advantage, valid, self._whole_moments(batch, advantage))
         acted_value, e = _acted_value(batch, return_value[:-1]), learner.clip_ratio.item()
+        kl = current.kl_from(batch.recorded["logits"].flatten(0, 1).numpy())
         fields = (valid, log_prob, advantage, value[:-1], (acted_value - mean) / std, (target - mean) / std)
         metrics, *gradients = surrogate.differentiate(
             policy,
@@ -77,10 +78,13 @@ class NumpyUpdate:
             ),
             "kl_divergence",
             {
-                "kl_divergence": current.kl_from(batch.recorded["logits"].flatten(0, 1).numpy()),
+                "kl_divergence": kl,
                 "value_mean": return_value[:-1].reshape(-1),
             },
         )
+        if IS_READ in batch.recorded:
+            played = (valid & ~batch.recorded[IS_READ].numpy()).reshape(-1)
+            metrics["kl_divergence"] = float(kl[played].sum()) / max(1, int(played.sum()))
         network.backward(*gradients)
         explained = surrogate.explained_variance(acted_value, target, valid)
         return torch.from_numpy(target), {**metrics, "advantage_std": deviation, EXPLAINED: explained}

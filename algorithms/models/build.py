@@ -218,7 +218,7 @@ def let_learn(flat: FlatModule, config: ModelConfig, precision: str, device: str
     if computes_in_bf16(config, precision, flat.module, device):
         assert isinstance(flat.module, ActingNetwork)
         flat.module.compute_in_bf16()
-    share_images(flat.module, machine.threads())
+    share_images(flat.module)
 
 
 def computes_in_bf16(config: ModelConfig, precision: str, model: nn.Module, device: str) -> bool:

@@ -22,6 +22,7 @@ from appo.algorithms.models.images import (
 )
 from appo.algorithms.models.side_by_side import side_by_side
 from appo.envs.spec import is_channels_first
+from appo.utils.system import machine
 
 FEW_CHANNELS = 8
 """Limit of channels that leave a vector register partly empty."""
@@ -63,7 +64,7 @@ class Encoder(nn.Sequential):
             training step needs half the memory.
 
     Attributes:
-        threads: number of threads that share images on a CPU.
+        threads: number of threads that share images on a CPU; 0: the threads of the process.
     """
 
     def __init__(self, layers: Sequence[nn.Module], output_size: int, num_image_layers: int = 0) -> None:
@@ -87,15 +88,19 @@ class Encoder(nn.Sequential):
                 return self._forward(self._ready(x)[0], at_once, x)
         layers, trained = self._ready(x)
         forward = partial(self._forward, layers, at_once)
-        if self.threads == 1 or len(x) <= at_once:
+        if self._threads == 1 or len(x) <= at_once:
             return forward(x)
-        return side_by_side(forward, torch.split(x, -(-len(x) // self.threads)), trained)
+        return side_by_side(forward, torch.split(x, -(-len(x) // self._threads)), trained)
+
+    @property
+    def _threads(self) -> int:
+        return self.threads or machine.threads()
 
     def _ready(self, x: Tensor) -> tuple[list[Layer], list[Tensor]]:
         """Return the layers for images x, and the tensors in them that gradients flow to."""
         dtype = computed_in(x)
         if dtype == torch.float32:
-            return list(self), list(self.parameters()) if self.threads > 1 else []
+            return list(self), list(self.parameters()) if self._threads > 1 else []
         are_bytes = self._bytes is not None and not x.is_floating_point()
         layers, trained = zip(*(_rounded(layer, dtype, are_bytes) for layer in self), strict=True)
         return list(layers), [tensor for tensors in trained for tensor in tensors]
@@ -119,15 +124,15 @@ class Encoder(nn.Sequential):
         return _through(others, features)
 
 
-def share_images(module: nn.Module, threads: int) -> bool:
-    """Share images among `threads`, and run operations of torch on one thread; return whether encoders exist.
+def share_images(module: nn.Module) -> bool:
+    """Share images among the threads of the process, and run operations of torch on one; return whether encoders exist.
 
     The rest of the work is too small to be divided: with both kinds of threads an image of Pong in batches of 256 took
     two cores 3 % longer, and a third longer where waiting threads spin.
     """
     encoders = [part for part in module.modules() if isinstance(part, Encoder) and part.num_image_layers]
     for encoder in encoders:
-        encoder.threads = threads
+        encoder.threads = 0
     if encoders:
         torch.set_num_threads(1)
     return bool(encoders)

@@ -14,9 +14,6 @@ CONFIDENCE_PERCENT = 95
 TAIL_PERCENT = (100 - CONFIDENCE_PERCENT) / 2
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE_PERCENT / 200)
 
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Two-sided quantiles of Student's t for 1, 2, ... degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-
 ANGLES = 10_001  # of a numerical integral
 LARGEST_FREEDOM = 10_000.0  # beyond, quantiles are that of a normal distribution to four digits, and angles are too few
 RESAMPLES = 2000  # of the values of a mean
@@ -33,13 +30,13 @@ class MeanWithMargin(NamedTuple):
 def student_interval(values: Sequence[float]) -> MeanWithMargin:
     """Return the mean of a few values and its margin by Student's t; the margin of a single value is nan.
 
-    >>> student_interval([1.0, 3.0])
-    MeanWithMargin(mean=2.0, margin=12.706)
+    >>> mean, margin = student_interval([1.0, 3.0])
+    >>> round(margin, 3)
+    12.706
     """
     if len(values) < 2:
         return MeanWithMargin(values[0], math.nan)
-    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
-    return MeanWithMargin(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+    return MeanWithMargin(fmean(values), _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values)))
 
 
 def welch_interval(first: Sequence[float], second: Sequence[float]) -> MeanWithMargin | None:
@@ -88,8 +85,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     if not values:
         return math.nan, math.nan
-    picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    return _percentiles(np.asarray(values)[picks].mean(axis=1))
+    return bootstrap_episodes(lambda times: times @ np.asarray(values) / len(values), len(values), RESAMPLES, 0)
 
 
 def bootstrap_episodes(

@@ -31,7 +31,7 @@ class FlatOptimizer:
     Attributes:
         gradient: [P] target of `backward`.
         learning_rate: scalar on the device.
-        skipped_in_a_row: skipped steps since the last successful one, scalar on the device.
+        skipped_in_a_row: steps lost to numbers that are not finite, since the last good step; scalar on the device.
     """
 
     config: OptimizerConfig

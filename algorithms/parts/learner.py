@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from appo.algorithms.models.actor_critic import ActingNetwork, ActorCritic
+from appo.algorithms.models.encoders import share_images
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.ops import losses
 from appo.algorithms.ops.distributions import ActionDistribution, noise_of_means
@@ -129,6 +130,7 @@ class FlatLearner(ABC):
             rate: flag of the learning rate. A linear `--lr_schedule` lets every rate fall; the adaptive schedules
                 change the rate of the acting network alone.
         """
+        share_images(module)
         self.networks[name] = network = OwnNetwork(name, module, self.config, rate)
         return network
 
@@ -139,6 +141,7 @@ class FlatLearner(ABC):
             name: name of the network; the state contains the weights as `networks.NAME.WEIGHT`.
             module: network on the device of the model; the weights become views of one vector.
         """
+        share_images(module)
         flat = FlatModule(module.requires_grad_(False))
         self.further |= weights_of(name, flat)
         return flat
@@ -199,12 +202,12 @@ class FlatLearner(ABC):
         names = (*metrics,)
         kl = values[names.index(KL)] if KL in metrics else values.new_zeros(())
         is_finite = values.isfinite().all() if networks else values[names.index(LOSS)].isfinite()
-        learnable = learnable.any() & is_finite
+        learnable = learnable.any()
         for network in networks:
-            network.step(learnable)
+            network.step(learnable, is_finite)
         self.optimizer.note_rate()
-        norm, skipped = self.optimizer.step(learnable, kl)
-        stepped = torch.stack((norm, self.optimizer.learning_rate, skipped))
+        norm, lost = self.optimizer.step(learnable, is_finite, kl)
+        stepped = torch.stack((norm, self.optimizer.learning_rate, lost))
         self.add_metrics((*names, *STEP_METRICS), torch.cat((values, stepped)))
 
     def count_update(self) -> None:

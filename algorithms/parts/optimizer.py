@@ -37,23 +37,25 @@ class FlatAdam(FlatOptimizer):
         self._steps, self.sum_kl = (torch.zeros_like(self.learning_rate) for _ in range(2))
         self._kl = weights.new_zeros(2)  # of an epoch: sum, and number of minibatches; for adaptive schedules
 
-    def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was skipped, as scalars.
+    def step(self, learnable: Tensor, is_finite: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was lost, as scalars.
 
         Args:
-            learnable: scalar bool; without a valid step the gradient is 0 and momentum alone must not move weights; the
-                gradient of a loss that is not finite can be finite, because clamps stop NaN.
+            learnable: scalar bool; without a valid step the gradient is 0, and momentum alone must not move weights:
+                the step is skipped, but not lost.
+            is_finite: scalar bool; the gradient of a loss that is not finite can be finite, because clamps stop NaN.
             kl: scalar, mean KL divergence of the minibatch, for adaptive schedules.
         """
         norm = torch.linalg.vector_norm(self.gradient)
         if self.config.max_grad_norm:
             self.gradient.mul_((self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         # Fused Adam leaves weights and moments alone where this is 1; multiplying by 0 would make NaN of them.
-        skipped = (~(norm.isfinite() & learnable)).float()
+        finite = norm.isfinite() & is_finite
+        skipped, lost = (~(finite & learnable)).float(), (~finite).float()
         self._adam(skipped)
-        self.skipped_in_a_row.add_(1.0).mul_(skipped)
+        self.skipped_in_a_row.add_(lost).mul_(skipped)
         self.count(kl, skipped)
-        return norm, skipped
+        return norm, lost
 
     def count(self, kl: Tensor, skipped: Tensor | None = None) -> None:
         """Count the KL divergence of a minibatch, with or without a step; a skipped step must not adapt the rate."""

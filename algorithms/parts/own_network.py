@@ -30,12 +30,12 @@ class OwnNetwork:
         """Make one step down a scalar loss with gradient; without a true value in `learnable` the step is skipped."""
         self.optimizer.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.step(learnable.any() & loss.detach().isfinite())
+        self.step(learnable.any(), loss.detach().isfinite())
 
-    def step(self, learnable: Tensor) -> None:
-        """Apply the gradient in `optimizer.gradient`; if the scalar bool `learnable` is false, the step is skipped."""
+    def step(self, learnable: Tensor, is_finite: Tensor) -> None:
+        """Apply the gradient in `optimizer.gradient`; if one of the scalar bools is false, the step is skipped."""
         self.optimizer.note_rate()
-        norm, _ = self.optimizer.step(learnable, self._no_kl)
+        norm, _ = self.optimizer.step(learnable, is_finite, self._no_kl)
         self._norms += torch.stack((norm, torch.ones_like(norm)))
 
     def state(self) -> Iterator[tuple[str, Tensor, bool]]:

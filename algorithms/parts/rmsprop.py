@@ -29,17 +29,20 @@ class FlatRMSProp(FlatOptimizer):
         (self._squares,) = self._means
         self._scratch = torch.empty_like(weights)
 
-    def step(self, learnable: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was skipped, as scalars.
+    def step(self, learnable: Tensor, is_finite: Tensor, kl: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the clipped gradient; return the norm before clipping, and 1.0 if the step was lost, as scalars.
 
         Args:
-            learnable: scalar bool; the gradient of a loss that is not finite can be finite.
+            learnable: scalar bool; without a valid step the gradient is 0, and the step is skipped, but not lost.
+            is_finite: scalar bool; the gradient of a loss that is not finite can be finite.
             kl: unused here; other optimizers adapt their rate.
         """
         c, norm = self.config, torch.linalg.vector_norm(self.gradient)
-        if not bool(norm.isfinite() & learnable):
+        if not bool(norm.isfinite() & is_finite):
             self.skipped_in_a_row += 1
             return norm, torch.ones(())
+        if not learnable:
+            return norm, torch.zeros(())
         if c.max_grad_norm:
             self.gradient.mul_((c.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self._squares.mul_(c.rmsprop_alpha).addcmul_(self.gradient, self.gradient, value=1 - c.rmsprop_alpha)

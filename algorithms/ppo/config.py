@@ -65,7 +65,8 @@ class PPOConfig(SurrogateConfig):
         """Return flags for an iteration of a single pass over so many samples, for measuring time."""
         batch_size = self.batch_size if size % self.batch_size == 0 else size
         count = size // batch_size
-        return replace(self, batch_size=batch_size, num_batches_per_iteration=count, ppo_epochs=1, microbatch_size=0)
+        once = replace(self, batch_size=batch_size, num_batches_per_iteration=count, ppo_epochs=1, microbatch_size=0)
+        return replace(once, lr_schedule="constant", target_kl=0.0)  # which a single step has no use for
 
     @property
     def streams(self) -> bool:
@@ -92,6 +93,13 @@ class PPOConfig(SurrogateConfig):
             UsageError: flags contradict each other.
         """
         super().check()
+        follows_kl = self.lr_schedule.startswith("kl_adaptive")
+        if self.ppo_epochs * self.num_batches_per_iteration == 1 and (follows_kl or self.target_kl):
+            flag = f"--lr_schedule={self.lr_schedule}" if follows_kl else f"--target_kl={self.target_kl:g}"
+            raise UsageError(
+                f"{flag}: the only optimizer step of an iteration starts from the weights that acted, so its KL"
+                " divergence is 0: take more --ppo_epochs or --num_batches_per_iteration"
+            )
         size, segment = self.microbatch_size, self.segment_steps
         if recurrent:
             check_segments(self.batch_size, segment)

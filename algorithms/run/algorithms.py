@@ -139,17 +139,26 @@ def require_preset(env_id: str, algorithm: Algorithm, preset: str) -> None:
     """Refuse a sample-efficient preset that does not exist (UsageError)."""
     if preset != SAMPLE_EFFICIENT or find_preset(env_id, "cpu", algorithm, preset) is not None:
         return
-    known = algorithm.sample_efficient
-    others = f"it has one for {', '.join(distinct(known))}" if known else "it has none; APPO, PPO and SAC have some"
+    if found := _with_sample_efficient(env_id):
+        others = f"--algo={found[0]} has one"
+    elif known := algorithm.sample_efficient:
+        others = f"it has one for {', '.join(distinct(known))}"
+    else:
+        others = "it has none; APPO, PPO and SAC have some"
     what = shown(env_id) if env_id else "datasets"
     raise UsageError(f"--preset={preset}: {algorithm.name} has no such preset for {what}; {others}")
+
+
+def _with_sample_efficient(env_id: str) -> list[str]:
+    """Return the algorithms that have a sample-efficient preset for an environment."""
+    return [name for name in ALGORITHMS if find_preset(env_id, "cpu", find_algorithm(name), SAMPLE_EFFICIENT)]
 
 
 class Best(NamedTuple):
     """The algorithm that returned most in an environment, with a preset of ours.
 
     Attributes:
-        algo: name of the algorithm.
+        algo: name of the algorithm; a run takes a quarter of an hour at most on two cores.
         mean: mean return over the seeds.
         env_steps: budget.
     """
@@ -160,11 +169,16 @@ class Best(NamedTuple):
 
 
 # docs/ppo.md has five seeds of PPO, docs/results.md three seeds of the recipes. Against APPO: -80.8 for Acrobot
-# (docs/results.md). LunarLander: APPO returns 264 with its default preset, but needs 3 M steps. Pendulum: -229 after
-# 100,000 steps. One seed each: Walker2d 988, and 1,052 with the recipe for PPO and APPO's batches; Reacher -4.34;
-# Hopper 2,331. Swimmer, three seeds: PPO 357, 229 and 162, APPO 26, 44 and 27. HalfCheetah is no row:
-# eight seeds of APPO return 5,884 after 1 M steps, five of PPO 5,640. Nor is Ant: three seeds 3,709, one of PPO 2,577.
-EVERYWHERE = {"Acrobot": Best("PPO", -74.5, 1_000_000), "Pendulum": Best("SAC", -161.9, 20_000)}
+# (docs/results.md). LunarLander: PQN's default preset returns 278 (docs/pqn.md), that of APPO 264, after 3 M steps.
+# Pendulum: -229 after 100,000 steps. One seed each: Walker2d 988, and 1,052 with the recipe for PPO and APPO's batches;
+# Reacher -4.34; Hopper 2,331. Swimmer, three seeds: PPO 357, 229 and 162, APPO 26, 44 and 27. HalfCheetah is no row:
+# eight seeds of APPO return 5,884 after 1 M steps, five of PPO 5,640; SAC takes longer (docs/sac.md). Nor is Ant: three
+# seeds 3,709, one of PPO 2,577.
+EVERYWHERE = {
+    "Acrobot": Best("PPO", -74.5, 1_000_000),
+    "LunarLander": Best("PQN", 278.3, 1_000_000),
+    "Pendulum": Best("SAC", -161.9, 20_000),
+}
 BEST: Mapping[str, Mapping[str, Best]] = {
     "default": EVERYWHERE,
     SAMPLE_EFFICIENT: EVERYWHERE
@@ -196,19 +210,27 @@ def chosen_algorithm(flags: Mapping[str, object]) -> str:
     """Return the name of the algorithm of a new run.
 
     Args:
-        flags: values or words of `algo`, `env` and `preset`, each if given.
+        flags: values or words of `algo`, `env`, `env_kwargs` and `preset`, each if given.
     """
-    asked = str(flags.get("algo") or DEFAULT)
-    best = BEST.get(str(flags.get("preset", "default")), {}).get(public_name(str(flags.get("env", ""))))
-    return (best.algo if best else DEFAULT) if asked == AUTO else asked
+    env, preset, asked = str(flags.get("env", "")), str(flags.get("preset", "default")), flags.get("algo") or DEFAULT
+    if asked != AUTO:
+        return str(asked)
+    if best := _measured(env, preset, flags.get("env_kwargs")):
+        return best.algo
+    return next(iter(_with_sample_efficient(env)), DEFAULT) if preset == SAMPLE_EFFICIENT else DEFAULT
 
 
-def better_algorithm(algo: str, env_id: str, preset: str) -> str:
+def _measured(env_id: str, preset: str, env_kwargs: object) -> Best | None:
+    """Return what was measured in an environment, unless arguments make another task of it."""
+    return None if env_kwargs else BEST.get(preset, {}).get(public_name(env_id))
+
+
+def better_algorithm(algo: str, env_id: str, preset: str, env_kwargs: object = None) -> str:
     """Return a line that names a better algorithm than the default algorithm; empty without any.
 
     The user chose any other algorithm.
     """
-    best = BEST.get(preset, {}).get(public_name(env_id))
+    best = _measured(env_id, preset, env_kwargs)
     if best is None or algo != DEFAULT or best.algo == algo:
         return ""
     return f"{best.algo} reaches {best.mean:,g} here in {best.env_steps:,} env steps: --algo={best.algo}"

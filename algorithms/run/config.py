@@ -221,16 +221,16 @@ def parse_train_flags(argv: Sequence[str]) -> dict[str, object]:
     if wants_help(argv):
         algo, env, preset = chosen_algorithm(given), given.get("env", ""), given.get("preset", "default")
         groups = {part.capitalize(): flags for part, flags in flag_table(algo).by_part.items()}
-        require_preset(env, find_algorithm(algo), preset)
-        known = find_preset(env, choose_device("auto"), find_algorithm(algo), preset)
-        usage = "train_appo.py --env=ID [flags]      for example: train_appo.py --env=CartPole-v1"
-        print_and_exit(format_help(usage, groups, known or {}))
+        if env:
+            require_preset(env, find_algorithm(algo), preset)
+        known = find_preset(env, choose_device("auto"), find_algorithm(algo), preset) or {}
+        print_and_exit(format_help("train_appo.py --env=ID [flags]      for example: --env=CartPole-v1", groups, known))
     return parse_command_line(argv, flag_table(algorithm_of(given)).flags)
 
 
 def _first_words(argv: Sequence[str]) -> dict[str, str]:
     """Return the flags, as words, that decide which other flags there are."""
-    words = {name: word_of(argv, name) for name in ("algo", "env", *LOCATION)}
+    words = {name: word_of(argv, name) for name in ("algo", "env", "env_kwargs", *LOCATION)}
     written = word_of(argv, "preset") or word_of(argv, "presets")
     words["preset"] = NO_PRESET if negates(argv, FLAGS["preset"]) else written
     words["trust"] = TRUE_WORDS[0] if "--trust" in argv else words["trust"]
@@ -255,7 +255,10 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     """
     if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
-            names, file = ("algo", "env", "preset", *LOCATION[1:]), written_in(read_mapping(Path(str(path))), "config")
+            names, file = (
+                ("algo", "env", "env_kwargs", "preset", *LOCATION[1:]),
+                written_in(read_mapping(Path(str(path))), "config"),
+            )
             file = {name: value for name, value in file.items() if name in names}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from appo.envs.given import unnumbered
+from appo.envs.given import is_again, unnumbered
 from appo.utils.checkpoint_files import listed
 from appo.utils.command_line import complain
 from appo.utils.errors import ResourceError, UsageError
@@ -246,12 +246,16 @@ def is_run(path: Path) -> bool:
     return any(os.path.isfile(path / file) for file in (CONFIG_FILE, STATUS_FILE))
 
 
+def _plays(saved: str, env: str) -> bool:
+    return saved == env or is_again(saved, env)
+
+
 def newest_run(group: Path, env: str) -> Path:
     """Return the directory of the last started run of an env (empty: of any), groups included (UsageError: no run)."""
     started = []
     for path in runs_in(group):
         with contextlib.suppress(UsageError):  # a damaged run must not hide the others
-            if os.path.isfile(path / CONFIG_FILE) and (not env or saved_flags(path).get("env") == env):
+            if os.path.isfile(path / CONFIG_FILE) and (not env or _plays(str(saved_flags(path).get("env")), env)):
                 started.append((RunFolder(path).config.stat().st_mtime_ns, path))
     if not started:
         raise UsageError(f"no run{f' of {shown(env)}' if env else ''} in {shown(str(group))}; train one first")

@@ -32,7 +32,15 @@ from appo.algorithms.run.observers import (
     start_tracking,
     with_saves_to_evaluate,
 )
-from appo.algorithms.run.placement import Sampling, choose_placement, cores_of, gpus_of, plan_workers, topology_of
+from appo.algorithms.run.placement import (
+    Sampling,
+    choose_placement,
+    cores_of,
+    goes_on,
+    gpus_of,
+    plan_workers,
+    topology_of,
+)
 from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, print_into, share_of
@@ -292,8 +300,8 @@ class Run:
         )
         workers = segments.begin() if segments else self._workers(blueprint, arena)
         log.info("%s", _describe(sampling, topology, arena, self.directory, self.device))
-        if kind.synchronous and not config.takes_turns:
-            log.info("several policies: sampling goes on while one trains, what it trains on may be an iteration old")
+        if kind.synchronous and (why := goes_on(sampling, config, spec.num_agents)):
+            log.info("%s, what it trains on may be an iteration old", why)
         self.runner = runner = Runner(
             workers, monitor, checkpointing, self._limits(budget), self.signals, self.status, segments
         )
@@ -474,8 +482,9 @@ def _showing(gpus: str) -> Iterator[None]:
 
 def _advice(config: Config) -> str:
     """Return a line that names a better algorithm for the environment of a new run; empty without any."""
-    is_new = not config.run.folder.config.exists()
-    return better_algorithm(config.run.algo, config.env.env, config.run.preset) if is_new else ""
+    if config.run.folder.config.exists():
+        return ""
+    return better_algorithm(config.run.algo, config.env.env, config.run.preset, config.env.env_kwargs)
 
 
 def _describe(sampling: Sampling, topology: Topology, arena: Arena, directory: Path, device: str) -> str:

@@ -47,16 +47,43 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
 
     Without flags, the agents of all environments together make one macro batch of trajectories, within limits.
     """
-    s, learning = config.sampling, config.learning
-    threads = s.learner_main_loop_num_cores or 1
+    s = config.sampling
     if not config.algorithm.needs_actors:
-        return Sampling(placement, 0, 0, 0, threads)
+        return Sampling(placement, 0, 0, 0, s.learner_main_loop_num_cores or 1)
     splits = s.worker_num_splits or (2 if placement == "central" else 1)
     most = int(most_envs(config, num_agents)) // (s.num_envs_per_worker or splits)
     if config.algorithm.whole_rollouts:
         most = cores  # no batch of all is collected, for which trajectories would grow old
     num_workers = s.num_workers or (1 if placement == "serial" else max(1, min(cores, most)))
-    envs = s.num_envs_per_worker
+    fewest = num_workers if s.num_workers else 1
+    plans = [_with_workers(n, config, splits, placement, num_agents) for n in range(num_workers, fewest - 1, -1)]
+    return next((plan for plan in plans if fills_evenly(plan, config, num_agents)), plans[0])
+
+
+def fills_evenly(plan: Sampling, config: Config, num_agents: int) -> bool:
+    """Return whether rounds of all environments make exactly one iteration, where actors wait while the learner trains.
+
+    Otherwise some groups still have a free slot when the iteration is full, and fill it by the old weights.
+    """
+    learning, envs = config.learning, plan.num_workers * plan.num_envs_per_worker
+    waits = config.takes_turns and not config.sampling.lockstep and not config.algorithm.streams(learning)
+    return not waits or learning.macro_batch_columns % (envs * num_agents) == 0
+
+
+def goes_on(plan: Sampling, config: Config, num_agents: int) -> str:
+    """Return why sampling goes on while a synchronous learner trains; empty if it does not."""
+    if not config.takes_turns:
+        return "several policies: sampling goes on while one trains"
+    if fills_evenly(plan, config, num_agents):
+        return ""
+    rows, columns = plan.num_workers * plan.num_envs_per_worker * num_agents, config.learning.macro_batch_columns
+    return f"{columns} trajectories of an iteration are no multiple of {rows} played at once: some go on in training"
+
+
+def _with_workers(num_workers: int, config: Config, splits: int, placement: Placement, num_agents: int) -> Sampling:
+    """Fill in the number of environments of so many actors."""
+    s, learning = config.sampling, config.learning
+    threads, envs = s.learner_main_loop_num_cores or 1, s.num_envs_per_worker
     if not envs:
         envs = min(MAX_ENVS_PER_WORKER, learning.macro_batch_columns // (num_workers * num_agents))
         if (

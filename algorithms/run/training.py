@@ -37,6 +37,7 @@ from appo.envs import given
 from appo.envs.make import is_factory
 from appo.utils.errors import AppoError, Interrupted, NotSaved, ResourceError, StopNow, Terminated, UsageError
 from appo.utils.flags import flattened
+from appo.utils.logging import kept_warnings
 from appo.utils.run_folder import RunFolder
 from appo.utils.system import machine
 from appo.utils.values import nearest, shown
@@ -54,8 +55,8 @@ class Report(NamedTuple):
         seconds: time since the start.
         env_steps, samples: totals that all policies together have learned from.
         episode_returns: mean return over the last episodes of every policy; None before the first episode has ended.
-        figures: latest metrics of every policy, named as in metrics.jsonl (reward/mean, train/policy_loss, ...), before
-            callbacks change them and without figures of the machine.
+        figures: metrics of every policy since the last record, named as in metrics.jsonl (reward/mean,
+            train/policy_loss, ...), before callbacks change them and without figures of the machine.
     """
 
     seconds: float
@@ -172,6 +173,7 @@ class Training:
         refuse_imported_script(has_workers=self._run.placement != "serial")
         with contextlib.ExitStack() as stack:
             stack.enter_context(_restore_caller())
+            stack.enter_context(kept_warnings())
             stack.enter_context(self._run)
             if given.is_given(self.config.env.env):
                 log.warning("%s", given_again(self.config))

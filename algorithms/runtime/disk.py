@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
@@ -72,6 +73,7 @@ class DiskThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, args=(self._queue,), name=self.name, daemon=True)
             self._thread.start()
+            weakref.finalize(self, self._queue.put, None)  # the thread ends with this object at the latest
         return future
 
     def do(self, action: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS, *, keep: bool = True) -> T | None:
@@ -133,6 +135,7 @@ class DiskThread:
     def _work(actions: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
         while (action := actions.get()) is not None:
             action()
+            del action  # so that its objects do not stay while the thread waits
 
 
 def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from appo.algorithms.runtime.budget import Budget
 from appo.algorithms.runtime.checkpointing import Checkpointing
-from appo.algorithms.runtime.messages import Message
+from appo.algorithms.runtime.messages import Message, WorkerFailed
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.status import Status
 from appo.algorithms.runtime.processes.pool import POLL_SECONDS, Workers
@@ -121,6 +121,7 @@ class Runner:
                 self.checkpointing.finish()
             except ResourceError as error:  # what is in memory is the same; a later start would repeat this segment
                 log.warning("checkpoint not saved: %s", error)
+            monitor.begin_segment()
             self.workers = self.segments.next()  # continues like a start that resumes
             self.workers.start()
         return None
@@ -163,6 +164,8 @@ class Runner:
 
     def _stop(self) -> None:
         for message in self.workers.stop(time.monotonic() + STOP_SECONDS):
+            if isinstance(message, WorkerFailed):
+                log.warning("%s failed at its end: %s", message.process, message.summary)
             self._handle(message)
         self.workers.close()
 

@@ -81,6 +81,7 @@ def hub(config: HubConfig) -> int:
                     repo_id=config.repo,
                     folder_path=str(folder),
                     allow_patterns=names_in(folder),
+                    delete_patterns=[f"{CHECKPOINTS}*", "replay.*"],  # of earlier uploads
                     commit_message="A policy trained by appo",
                 )
             say(f"uploaded to https://huggingface.co/{config.repo}")
@@ -130,7 +131,7 @@ def model_card(run: SavedRun, config: HubConfig) -> str:
     last = state.get("progress", {}).get("windows", {}).get("reward", ())  # of the last episodes
     returns = [float(x) for x in last if math.isfinite(x)]
     score = f"{statistics.fmean(returns):.2f} +/- {statistics.pstdev(returns):.2f}" if returns else ""
-    name, policy = config.repo or run.directory.name, config.policy_index
+    name, policy = config.repo or f"USER/{run.directory.name}", config.policy_index
     names = ", ".join(f"`{text}`" for text in (env, run.config.model.encoder_custom) if ":" in text)
     own = f"\nIts own code is not part of this repository: {names}. It is used with `--trust` only.\n" if names else ""
     changed = (item for item in run.config.to_flat().items() if _is_told(run.config, *item))

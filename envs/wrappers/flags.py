@@ -52,9 +52,8 @@ def vector_as_flags_ask(env: VectorEnv[Any, Any, Any], config: EnvConfig) -> Vec
 def unbounded(space: Space) -> Space:
     """Return the space without bounds of real numbers; choices and bits keep theirs."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict(
-            [(key, unbounded(part)) for key, part in space.spaces.items()]
-        )  # in order, as flat masks are
+        # Pairs keep the order of the keys, which is that of flat masks; from a dict, gymnasium would sort them.
+        return spaces.Dict([(key, unbounded(part)) for key, part in space.spaces.items()])
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([unbounded(part) for part in space.spaces])
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

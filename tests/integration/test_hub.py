@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,18 @@ class FakeHub:
             raise ConnectionError("no network")
         self.asked.append(("create", repo_id, private))
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, allow_patterns: list[str], commit_message: str) -> None:
+    def upload_folder(
+        self,
+        *,
+        repo_id: str,
+        folder_path: str,
+        allow_patterns: list[str],
+        delete_patterns: list[str],
+        commit_message: str,
+    ) -> None:
+        for name in names_in(self.folder):
+            if name not in allow_patterns and any(fnmatchcase(name, pattern) for pattern in delete_patterns):
+                (self.folder / name).unlink()
         for name in allow_patterns:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path(folder_path, name), self.folder / name)
@@ -73,6 +85,9 @@ def test_what_is_uploaded_comes_back_and_plays(
 ) -> None:
     video = tmp_path / "x.gif"
     video.write_bytes(b"GIF89a")
+    old = fake.folder / "checkpoint_p0" / "ckpt_000009000000" / "state.json"  # of an earlier upload
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
     assert cli.run("hub", [str(runs / "cartpole"), "--repo=me/cart", f"--video={video}", "--private"]) == 0
     assert fake.asked == [("create", "me/cart", True)]
     names = names_in(fake.folder)
@@ -80,7 +95,8 @@ def test_what_is_uploaded_comes_back_and_plays(
         "README.md", "config.json", "replay.gif", "MANIFEST.json", "model.safetensors", "optimizer.safetensors",
         "state.json",
     }  # fmt: skip
-    assert "train_dir" not in json.loads((fake.folder / "config.json").read_text())
+    kept = json.loads((fake.folder / "config.json").read_text())
+    assert not {"train_dir", "input", "output"} & kept.keys()
 
     for stranger in ("evil.pkl", "setup.py", "checkpoint_p0/ckpt_000000000001/model.pt", ".gitattributes"):
         (fake.folder / stranger).parent.mkdir(parents=True, exist_ok=True)

@@ -64,9 +64,8 @@ def test_learning_sees_what_acting_saw(tmp_path: Path, rnn: bool) -> None:
     errors, steps = (run.reported(f"train/reproduction_{name}") for name in ("error", "steps"))
     assert max(errors) < 1e-4
     assert max(steps) >= SMALL["train_for_env_steps"]
-    # A minibatch without a valid step counts as skipped, and its largest ratio is 0.
-    largest, skipped = (run.reported(f"train/{name}")[-1] for name in ("ratio_max", "skipped"))
-    assert largest + skipped == pytest.approx(1.0, abs=1e-3)
+    assert run.reported("train/skipped")[-1] == 0.0  # also where a minibatch has no valid step
+    assert 0.0 < run.reported("train/ratio_max")[-1] <= 1.001
 
 
 @pytest.mark.slow

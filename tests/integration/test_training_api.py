@@ -25,6 +25,7 @@ from appo.utils import checkpoint_files
 from appo.utils.errors import DirectoryInUse, NothingTrained, NotSaved, ResourceError, UsageError
 from appo.utils.lock import RunLock
 from appo.utils.metrics import read_metrics
+from appo.utils.run_folder import RunFolder
 from tests.integration.runs import SMALL
 from tests.patience import HANG_SECONDS
 
@@ -256,7 +257,9 @@ def test_a_callback_that_saves_is_turned_off_and_training_goes_on(
         for _ in run:
             pass
     assert run.result.report.env_steps >= 2000
-    assert "a step of the run is under way: save, evaluate and set weights between two reports" in caplog.text
+    text = "a step of the run is under way: save, evaluate and set weights between two reports"
+    assert text in caplog.text
+    assert text in " ".join(RunFolder(run.directory).read_status()["warnings"])
 
 
 def test_a_run_is_entered_once(tmp_path: Path) -> None:

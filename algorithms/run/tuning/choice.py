@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Self
 
 from appo.algorithms.run.config import Config
-from appo.algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, most_envs, plan_workers
+from appo.algorithms.run.placement import MAX_ENVS_PER_WORKER, Sampling, fills_evenly, most_envs, plan_workers
 from appo.algorithms.runtime.topology import Placement
 
 # A request and its reply between processes on two cores: 15 to 25 us by eventfd and mailbox row, and their handling.
@@ -196,8 +196,9 @@ def _margin(macro_batches: float) -> float:
 
 
 def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
-    """Return the plans with at most `most_envs` environments, or with the fewest of all."""
+    """Return the plans with at most `most_envs` environments, or with the fewest of all; even ones, if there are."""
     distinct = list(dict.fromkeys(plans))
+    distinct = [plan for plan in distinct if fills_evenly(plan, config, num_agents)] or distinct
     most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
     return [plan for plan in distinct if _envs(plan) <= most]
 

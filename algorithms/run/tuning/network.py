@@ -130,11 +130,11 @@ class NetworkTimer:
         measured and the usual ratio.
         """
         train = self.update(self.columns)
-        shared = share_images(self.flat.module, 1)
+        shared = share_images(self.flat.module)
 
         def seconds(count: int) -> float:
-            machine.limit_threads(count)
-            share_images(self.flat.module, count)
+            machine.limit_threads(count)  # which encoders of the learner's further networks follow, too
+            share_images(self.flat.module)  # torch's operations on one thread again
             return _time_call(train)
 
         seconds(threads)  # starts them, and makes new plans of convolutions

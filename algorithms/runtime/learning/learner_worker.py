@@ -200,6 +200,7 @@ class LearnerWorker:
         self.publisher.publish(learner.version)
         self.publisher.flush()
         self._reported = self._saved = time.monotonic()
+        self._gives_up = False
         if replaces:
             self.save()
             self._note()
@@ -262,12 +263,13 @@ class LearnerWorker:
         now = time.monotonic()
         if now - self._saved >= STATE_SECONDS:
             self.save(asked=False)
-        if now - self._reported >= REPORT_SECONDS or (self._budget_reached() and not spent):
+        due = now - self._reported >= REPORT_SECONDS or (batch is not None and self._gives_up)
+        if due or (self._budget_reached() and not spent):
             if raised := take_raised():
                 yield WorkerReport(str(self.address), {}, raised)
             yield (report := self._report())
             skipped = report.metrics.get(f"train/{SKIPPED_IN_A_ROW}")  # None: no update since the last report
-            if batch is not None and skipped is not None:
+            if skipped is not None:
                 self._heed(int(skipped), batch)
 
     def _next(self, *, enter: bool) -> Generator[Message, None, Batch | None]:
@@ -323,13 +325,15 @@ class LearnerWorker:
         clock.enter(FRAMEWORK)
         return feedback
 
-    def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
-        """Roll back after too many skipped updates; raise NumericsError if rollbacks have not helped."""
+    def _heed(self, skipped_in_a_row: int, batch: Batch | None) -> None:
+        """Roll back after too many skipped updates; raise NumericsError, with a batch, if rollbacks have not helped."""
         verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
-        if verdict == "go on":
+        self._gives_up = verdict == "give up" and batch is None  # the incident needs the next batch
+        if verdict == "go on" or self._gives_up:
             return
         reason = f"{skipped_in_a_row} updates in a row were not finite"
         if verdict == "give up":
+            assert batch is not None
             table, policy = self.learner.flat.table, self.address.index
             raise giving_up(reason, self.plan.incidents, policy, self.learner.state(), table, batch)
         state = self.block.read()

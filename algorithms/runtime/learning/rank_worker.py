@@ -145,7 +145,7 @@ class RankLearnerWorker(LearnerWorker):
             self.group.broken(error)
             return []
 
-    def _heed(self, skipped_in_a_row: int, batch: Batch) -> None:
+    def _heed(self, skipped_in_a_row: int, batch: Batch | None) -> None:
         if self.group.rank.number:
             return  # rank 0 decides for all
         before = self.learner.version

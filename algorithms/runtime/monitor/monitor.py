@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 FIRST_SUMMARY_SECONDS = 0.25
 SOON_SECONDS, FIRST_MINUTES = 5.0, 5  # longest time between summaries in the first minutes, when users watch most
 MOST_WARNINGS = 10  # new ones a minute: a thousand environments can fail in a thousand ways at once
+EARLIER = "earlier segments"  # a name among those of workers
 CLOSE_SECONDS = 3.0  # to write the remaining figures
 
 
@@ -214,6 +216,7 @@ class Monitor:
         machine = {f"perf/{name}": value for name, value in self.usage.read().items()}
         for policy in range(len(self.policies)):
             record = self.record(policy, now) | (found.tags() if found else {}) | machine | memory.tags(now)
+            self.policies[policy].recorded()
             own = frozenset(record)
             record |= self.custom(policy, record)
             record = self._after_callbacks(policy, record)
@@ -322,6 +325,13 @@ class Monitor:
 
     def _callbacks_off(self) -> int:
         return self.hooks.off + self._of_actors(COUNT)
+
+    def begin_segment(self) -> None:
+        """Keep the totals of workers whose successors count from 0."""
+        sums = Counter[str]()
+        for totals in self.workers.values():
+            sums.update({name: count for name, count in totals.items() if name != COUNT})
+        self.workers = {EARLIER: dict(sums)}
 
     def _of_actors(self, name: str) -> int:
         return sum(totals.get(name, 0) for totals in self.workers.values())

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ LONG = 1_000_000
 T = TypeVar("T")
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
+LARGEST, SMALLEST = ("_max", "reproduction_error"), ("_min",)
+LATEST = ("learning_rate", "rollbacks", "skipped_in_a_row", "replay_ratio", "reproduction_steps")
+"""Ends of tags of training whose figure over several reports is no mean."""
 
 
 class Names:
@@ -60,6 +64,17 @@ def elapsed_before(resumed: Sequence[Mapping[str, Any]]) -> float:
     return max(float(state.get("progress", {}).get("elapsed_seconds", 0)) for state in resumed)
 
 
+def over_reports(tag: str, before: float, reports: int, value: float) -> float:
+    """Return the figure of a tag over several reports: of the newest, `value`, and of `reports` others, `before`."""
+    if not reports or not tag.startswith("train/") or tag.endswith(LATEST):
+        return value
+    if not math.isfinite(value):  # an update that was skipped, of which train/skipped tells
+        return before
+    if tag.endswith(LARGEST):
+        return max(before, value)
+    return min(before, value) if tag.endswith(SMALLEST) else before + (value - before) / (reports + 1)
+
+
 class PolicyProgress:
     """Counters and statistics of one policy.
 
@@ -69,7 +84,7 @@ class PolicyProgress:
         length: lengths of the last episodes.
         exploring: returns of the last episodes in rows that explore much, see `Algorithm.explores`.
         stats: environments' statistics of the last episodes, by name.
-        metrics: latest metrics of the learner, by tag.
+        metrics: metrics of the learner by tag, over its reports since the last record.
         adoptions: number of times the weights were replaced by the weights of another policy.
     """
 
@@ -82,6 +97,7 @@ class PolicyProgress:
         self._restored: dict[str, int] = {}
         self.version = self.episodes = 0
         self.metrics: dict[str, float] = {}
+        self._reports: Counter[str] = Counter()  # with a finite number, since the last record
         self.env_step_rate, self.sample_rate, self.discard_rate = RateMeter(), RateMeter(), RateMeter()
         self.start_afresh(adoptions=0)
 
@@ -102,11 +118,18 @@ class PolicyProgress:
     def learned(self, totals: Mapping[str, int], metrics: Mapping[str, float]) -> None:
         """Add a report of the learner."""
         self.totals |= totals
-        self.metrics |= self._figures.known(metrics)
+        for tag, value in self._figures.known(metrics).items():
+            self.metrics[tag] = over_reports(tag, self.metrics.get(tag, value), self._reports[tag], value)
+            self._reports[tag] += math.isfinite(value)
+
+    def recorded(self) -> None:
+        """Begin the metrics of the next record, which has those of this record until the learner reports again."""
+        self._reports.clear()
 
     def start_afresh(self, adoptions: int) -> None:
         """Delete the statistics of episodes, which replaced weights played."""
         self.adoptions = adoptions
+        self.recorded()
         self.episode_return, self.length, self.exploring = (RunningStatistic(self.stats_avg) for _ in range(3))
         self.stats: dict[str, RunningStatistic] = {}
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LONGEST_NAME = 100  # of a run in its id, which has 128 characters at most
-LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from")  # name folders of this machine: not sent
-DATASET_FLAGS = ("input", "output")  # they too
+LOCATION_FLAGS = ("train_dir", "experiments_root", "config", "init_from", "input", "output")
+"""Flags that name folders of this machine, which are not sent."""
 
 
 def run_id(flags: Mapping[str, Any], begun: float) -> str:
@@ -21,7 +21,7 @@ def run_id(flags: Mapping[str, Any], begun: float) -> str:
 
 
 def _shared(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if name not in (*LOCATION_FLAGS, *DATASET_FLAGS)}
+    return {name: value for name, value in flags.items() if name not in LOCATION_FLAGS}
 
 
 def _group(flags: Mapping[str, Any]) -> str | None:

@@ -208,7 +208,7 @@ def test_a_gradient_is_applied_bit_for_bit_as_it_was_computed(optimizer: str) ->
         size = beside.shared.num_parameters
         assert torch.equal(entry.recorded[GRADIENT][:size], computed)
         alone.optimizer.gradient.copy_(computed)
-        alone.optimizer.step(torch.tensor(True), torch.zeros(()))
+        alone.optimizer.step(torch.tensor(True), torch.tensor(True), torch.zeros(()))
         assert torch.equal(twin.flat[:size], beside.shared.flat[:size])
         twin.flat.copy_(beside.shared.flat)  # statistics of observations, too
         assert (beside.learner.version, beside.learner.updates) == (seed + 2, seed + 1)

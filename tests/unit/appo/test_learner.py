@@ -237,7 +237,7 @@ def test_without_a_valid_step_nothing_is_learned() -> None:
     assert torch.equal(learner.optimizer.moments(), moments)
     assert np.array_equal(learner.statistics.to_array(), statistics)
     metrics = learner.metrics()
-    assert metrics["skipped"] == 1.0
+    assert metrics["skipped"] == 0.0  # no number was lost
     assert all(math.isfinite(value) for value in metrics.values())
 
 
@@ -584,6 +584,18 @@ def test_values_of_read_steps_are_not_held_near_those_that_were_recorded() -> No
     assert found[1]["value_loss"] == pytest.approx(free[1]["value_loss"], rel=1e-6)
     assert torch.allclose(found[0], free[0], rtol=1e-5, atol=1e-7)
     assert torch.equal(gradient_and_metrics(wild[3], played)[0], held[0])
+
+
+def test_the_divergence_is_that_of_played_steps() -> None:
+    """The policy of a dataset may be at any distance, however small a step is."""
+    learner, other = learner_of(**FROZEN), learner_of(**FROZEN)
+    batch = on_policy(learner)
+    read = torch.zeros_like(batch.valid)
+    read[:, ::2] = True
+    batch.recorded["logits"][read] += 5 * torch.randn(batch.recorded["logits"][read].shape)
+    mixed = replace(batch, recorded=batch.recorded | {"is_read": read})
+    assert gradient_and_metrics(other, batch)[1]["kl_divergence"] > 0.1
+    assert gradient_and_metrics(learner, mixed)[1]["kl_divergence"] == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("spec", [SPEC, SAME_STEP])

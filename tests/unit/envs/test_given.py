@@ -1,6 +1,7 @@
 """Environments that a program gives as a class or function: how they are named, found and sent."""
 
 import functools
+import json
 import pickle
 import re
 import sys
@@ -14,7 +15,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from appo.algorithms.run.folder import new_name
+from appo.algorithms.run.folder import new_name, newest_run
 from appo.envs import given
 from appo.envs.config import EnvConfig
 from appo.envs.make import check_name, is_factory, make_single
@@ -124,6 +125,15 @@ def test_a_number_is_no_part_of_what_a_run_goes_by(tmp_path: Path) -> None:
     assert find_name("<program>:CartPole#2") is find_name("my_module:CartPole") is None  # a class of the user
     with pytest.raises(UsageError, match=r"env=Other to train"):
         given.find("<program>:Other#2")
+
+
+def test_the_newest_run_of_a_class_is_found_by_the_name_of_its_module(tmp_path: Path) -> None:
+    for name, env in (("a", "<program>:Local"), ("b", "<program>:Other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"env": env}))
+    assert newest_run(tmp_path, "my_module:Local") == tmp_path / "a"
+    with pytest.raises(UsageError, match="no run of my_module:Third"):
+        newest_run(tmp_path, "my_module:Third")
 
 
 def test_a_function_that_env_does_not_take_by_name_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

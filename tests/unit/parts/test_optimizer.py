@@ -36,9 +36,33 @@ def test_a_skipped_step_adapts_no_rate(schedule: str, steps: list[tuple[float, f
         optimizer.learning_rate.fill_(RATE)
         for number, (kl, gradient, learnable) in enumerate(steps, start=1):
             optimizer.gradient.fill_(gradient)
-            optimizer.step(torch.tensor(learnable), torch.tensor(kl))
+            optimizer.step(torch.tensor(learnable), torch.tensor(True), torch.tensor(kl))
             optimizer.adapt(end_of_epoch=number == len(steps))
         assert float(optimizer.learning_rate) == pytest.approx(RATE * factor)
+
+
+def test_a_step_without_valid_steps_leaves_weights_and_the_count_of_lost_steps_alone() -> None:
+    optimizer, yes = FlatAdam(torch.zeros(3), OptimizerConfig(learning_rate=RATE)), torch.tensor(True)
+    kl = torch.zeros(())
+    optimizer.gradient.fill_(1.0)
+    optimizer.step(yes, yes, kl)
+    weights = optimizer.weights.clone()
+    found = []
+    for gradient, learnable, is_finite in (
+        (0.0, False, True),  # momentum moves nothing
+        (math.nan, True, True),
+        (1.0, True, False),
+        (0.0, False, True),
+        (math.inf, False, True),
+    ):
+        optimizer.gradient.fill_(gradient)
+        _, lost = optimizer.step(torch.tensor(learnable), torch.tensor(is_finite), kl)
+        found.append((float(lost), float(optimizer.skipped_in_a_row)))
+    assert found == [(0, 0), (1, 1), (1, 2), (0, 2), (1, 3)]
+    assert torch.equal(optimizer.weights, weights)
+    optimizer.gradient.fill_(1.0)
+    optimizer.step(yes, yes, kl)
+    assert float(optimizer.skipped_in_a_row) == 0
 
 
 def in_numpy(learner: APPOLearner) -> APPOLearner:
@@ -62,5 +86,6 @@ def test_a_batch_without_a_valid_step_adapts_no_rate(path: object, schedule: str
     batch.valid[:] = False
     for _ in range(WARM_UPS):
         learn(learner, batch)
-    assert learner.metrics()["skipped"] == 1.0
+    found = learner.metrics()
+    assert (found["skipped"], found["skipped_in_a_row"]) == (0.0, 0.0)  # no number was lost, so nothing rolls back
     assert learner.state().meta["learning_rate"] == pytest.approx(RATE)

@@ -22,7 +22,7 @@ def test_steps_have_known_values() -> None:
     found = []
     for gradient in (0.5, -1.0):
         optimizer.gradient.fill_(gradient)
-        optimizer.step(YES, NONE)
+        optimizer.step(YES, YES, NONE)
         found.append(float(optimizer.weights))
     assert found == pytest.approx([1 - 0.05 / math.sqrt(0.035), 1 - 0.05 / math.sqrt(0.035) + 0.1 / math.sqrt(0.1325)])
     assert found == pytest.approx([0.7327388, 1.0074597], abs=1e-6)
@@ -36,7 +36,7 @@ def test_many_steps_are_those_of_the_paper(limit: float) -> None:
     c, w, g = optimizer.config, start.astype(np.float32).astype(np.float64), np.zeros(size)
     for d in gradients.astype(np.float32).astype(np.float64):
         optimizer.gradient.copy_(torch.from_numpy(d))
-        norm, skipped = optimizer.step(YES, NONE)
+        norm, skipped = optimizer.step(YES, YES, NONE)
         assert (float(norm), float(skipped)) == (pytest.approx(np.linalg.norm(d)), 0)
         clipped = d * (min(1.0, limit / np.linalg.norm(d)) if limit else 1.0)
         g = c.rmsprop_alpha * g + (1 - c.rmsprop_alpha) * clipped**2
@@ -46,13 +46,14 @@ def test_many_steps_are_those_of_the_paper(limit: float) -> None:
 
 def test_harmful_gradients_are_skipped_and_counted() -> None:
     optimizer = optimizer_of(1.0, 2.0)
-    for harmful, learnable in ((math.nan, True), (math.inf, True), (1.0, False)):
+    for harmful, is_finite in ((math.nan, True), (math.inf, True), (1.0, False)):
         optimizer.gradient.fill_(harmful)
-        assert float(optimizer.step(torch.tensor(learnable), NONE)[1]) == 1
+        assert float(optimizer.step(YES, torch.tensor(is_finite), NONE)[1]) == 1
+    assert float(optimizer.step(torch.tensor(False), YES, NONE)[1]) == 0  # no valid step, but nothing is lost
     assert optimizer.weights.tolist() == [1.0, 2.0]
     assert optimizer.meta()["skipped_in_a_row"] == 3
     optimizer.gradient.fill_(1.0)
-    optimizer.step(YES, NONE)
+    optimizer.step(YES, YES, NONE)
     assert optimizer.meta()["skipped_in_a_row"] == 0
 
 
@@ -65,12 +66,12 @@ def test_squares_are_a_vector_of_the_state() -> None:
     one, other = optimizer_of(1.0, 2.0), optimizer_of(1.0, 2.0)
     vectors = {SQUARES: np.full(4, 9.0, np.float32)}
     one.gradient.fill_(2.0)
-    one.step(YES, NONE)
+    one.step(YES, YES, NONE)
     one.save(vectors)
     assert vectors[SQUARES].tolist() == pytest.approx([0.04, 0.04, 0, 0])
     other.restore(vectors, one.meta())
     other.weights.copy_(one.weights)
     for optimizer in (one, other):
         optimizer.gradient.fill_(-1.0)
-        optimizer.step(YES, NONE)
+        optimizer.step(YES, YES, NONE)
     assert torch.equal(one.weights, other.weights)

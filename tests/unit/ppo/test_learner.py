@@ -228,7 +228,7 @@ def test_without_a_valid_step_nothing_is_learned() -> None:
     assert metrics["skipped"] == 0.0
     learn(learner, replace(batch, valid=torch.zeros_like(batch.valid)))
     assert torch.equal(parameters(learner), before)
-    assert learner.metrics()["skipped"] == 1.0
+    assert learner.metrics()["skipped"] == 0.0  # no number was lost
 
 
 def test_a_step_that_is_not_finite_is_skipped() -> None:
@@ -470,6 +470,12 @@ def test_the_state_of_another_model_is_refused() -> None:
             "--batch_size=4 is no multiple of --recurrence=8, the steps of a segment",
         ),
         ({"lr_adaptive_min": 0.5, "lr_adaptive_max": 0.1}, "none", "--lr_adaptive_min=0.5 is above"),
+        (
+            {"lr_schedule": "kl_adaptive_epoch", "ppo_epochs": 1, "num_batches_per_iteration": 1},
+            "none",
+            "--lr_schedule=kl_adaptive_epoch: the only optimizer step of an iteration starts from the weights that",
+        ),
+        ({"target_kl": 0.01, "ppo_epochs": 1, "num_batches_per_iteration": 1}, "none", "--target_kl=0.01: the only"),
         ({"lr_schedule": "kl_adaptive_epoch", "learning_rate": 0.1}, "none", "--learning_rate=0.1 is not between --lr"),
     ],
 )

@@ -713,8 +713,10 @@ def test_presets_of_ppo_have_the_measured_flags(name: str, preset: str) -> None:
         (("--env=mine:Game",), "APPO has no such preset for mine:Game; it has one for CartPole, "),
         (
             ("--env=CartPole-v1", "--algo=A3C"),
-            "A3C has no such preset for CartPole-v1; it has none; APPO, PPO and",
+            "A3C has no such preset for CartPole-v1; --algo=APPO has one",
         ),
+        (("--env=MountainCar-v0",), "APPO has no such preset for MountainCar-v0; --algo=PPO has one"),
+        (("--env=Taxi-v3", "--algo=A3C"), "A3C has no such preset for Taxi-v3; it has none; APPO, PPO and"),
         (("--algo=BC", "--input=d"), "BC has no such preset for datasets; it has none; "),
     ],
 )
@@ -778,13 +780,15 @@ def test_the_best_measured_algorithm_is_chosen() -> None:
     for words, algo in (
         (["--env=Acrobot-v1", "--algo=auto", "--normalize_advantages=off"], "PPO"),
         (["--env=Acrobot-v1", "--algo=auto", "--no_presets"], "APPO"),
-        (["--env=LunarLander-v3", "--algo=auto"], "APPO"),
         (["--env=LunarLander-v3", "--algo=auto", "--preset=sample_efficient"], "PPO"),
         (["--env=Pendulum-v1", "--algo=auto", "--preset=sample_efficient"], "SAC"),
         (["--env=Walker2d-v5", "--algo=auto"], "APPO"),
         (["--env=HalfCheetah-v5", "--algo=auto", "--preset=sample_efficient"], "APPO"),
         (["--env=Walker2d-v5", "--algo=auto", "--preset=sample_efficient"], "PPO"),
         (["--env=mine:Game", "--algo=auto"], "APPO"),
+        (["--env=MountainCar-v0", "--algo=auto", "--preset=sample_efficient"], "PPO"),  # which alone has such a preset
+        (["--env=LunarLander-v3", "--algo=auto"], "PQN"),
+        (["--env=LunarLander-v3", "--env_kwargs", "continuous=True", "--algo=auto"], "APPO"),  # another task
         (["--env=Acrobot-v1"], "APPO"),
         (["--config=f.toml"], "PPO"),
         (["--config=f.toml", "--env=CartPole-v1"], "APPO"),
@@ -803,6 +807,7 @@ def test_every_best_preset_exists_and_is_named_once() -> None:
     line = "PPO reaches -74.5 here in 1,000,000 env steps: --algo=PPO"
     for algo in (*ALGORITHMS, "examples.reinforce:REINFORCE"):
         assert better_algorithm(algo, "Acrobot-v1", "default") == (line if algo == "APPO" else ""), algo
+    assert better_algorithm("APPO", "LunarLander-v3", "default", {"continuous": True}) == ""
     assert better_algorithm("APPO", "Acrobot-v1", "none") == better_algorithm("APPO", "Taxi-v3", "default") == ""
 
 

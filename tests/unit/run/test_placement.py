@@ -7,6 +7,7 @@ from appo.algorithms.run.placement import (
     Sampling,
     choose_placement,
     cores_of,
+    goes_on,
     gpus_of,
     most_envs,
     plan_workers,
@@ -47,6 +48,13 @@ def config_of(**flags: object) -> Config:
         ("local", 64, {"batch_size": 512, "ppo_epochs": 10, "num_envs_per_worker": 8}, (10, 8, 1)),
         ("local", 64, {"ppo_epochs": 10, "max_policy_lag": 1}, (32, 1, 1)),
         ("local", 64, {"batch_size": 128, "ppo_epochs": 50, "num_workers": 64}, (64, 1, 1)),
+        # Actors of a synchronous learner fill an iteration exactly, or some would go on by the old weights.
+        ("local", 3, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512}, (2, 8, 1)),
+        ("local", 12, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512}, (8, 2, 1)),
+        ("central", 12, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512}, (8, 2, 2)),
+        ("local", 3, {"num_minibatches_to_accumulate": 0}, (2, 16, 1)),
+        ("local", 3, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512, "num_workers": 3}, (3, 5, 1)),
+        ("local", 3, {"algo": "PPO", "num_batches_per_iteration": 1, "lockstep": True}, (3, 10, 1)),
         ("local", 64, {"algo": "A3C", "batch_size": None, "num_envs_per_worker": 8}, (64, 8, 1)),  # nobody waits
     ],
 )
@@ -54,6 +62,23 @@ def test_counts_are_filled_in(
     placement: Placement, cores: int, flags: dict[str, object], expected: tuple[int, int, int]
 ) -> None:
     assert plan_workers(config_of(**flags), cores, placement) == Sampling(placement, *expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "plan", "num_agents", "reason"),
+    [
+        ({}, Sampling("local", 2, 16, 1), 1, ""),
+        ({}, Sampling("local", 2, 4, 1), 4, ""),
+        ({}, Sampling("local", 3, 5, 1), 1, "32 trajectories of an iteration are no multiple of 15 played at once"),
+        ({}, Sampling("local", 1, 9, 1), 4, "32 trajectories of an iteration are no multiple of 36 played at once"),
+        ({"num_policies": 2}, Sampling("local", 2, 16, 1), 1, "several policies: sampling goes on while one trains"),
+    ],
+)
+def test_sampling_that_goes_on_beside_a_synchronous_learner_has_a_reason(
+    flags: dict[str, object], plan: Sampling, num_agents: int, reason: str
+) -> None:
+    found = goes_on(plan, config_of(algo="PPO", num_batches_per_iteration=1, **flags), num_agents)
+    assert found.removesuffix(": some go on in training") == reason
 
 
 @pytest.mark.parametrize(

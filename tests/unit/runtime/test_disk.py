@@ -1,9 +1,12 @@
 """Nobody waits for a disk longer than they can bear."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -36,6 +39,24 @@ def test_what_is_done_in_time_is_there_in_order() -> None:
     assert thread.finish("tests", LONG_SECONDS)
     assert thread.do(lambda: 5, LONG_SECONDS) == 5  # by another thread
     assert thread.finish("tests", LONG_SECONDS)
+
+
+def test_a_thread_keeps_nothing_of_its_last_action_and_ends_with_its_owner() -> None:
+    class Large:
+        """Takes memory."""
+
+    thread, large = DiskThread("tests"), Large()
+    freed = weakref.ref(large)
+    thread.do(partial(isinstance, large, Large), LONG_SECONDS)
+    thread.do(int, LONG_SECONDS)  # so that the action before is over
+    del large
+    gc.collect()
+    assert freed() is None
+    (worker,) = (one for one in threading.enumerate() if one.name == "tests")
+    del thread
+    gc.collect()
+    worker.join(LONG_SECONDS)
+    assert not worker.is_alive()
 
 
 def test_what_fails_says_so() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
+from appo.algorithms.models import encoders
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.models.critics import Critics
 from appo.algorithms.models.flat_module import FlatModule
+from appo.algorithms.models.images import IMAGES_AT_ONCE
 from appo.algorithms.models.policy_network import build_policy_network
 from appo.algorithms.parts.captured_update import WARM_UPS, CapturedUpdate
 from appo.algorithms.run.config import parse_train
@@ -21,6 +23,7 @@ from appo.algorithms.sac.algorithm import SAC
 from appo.algorithms.sac.config import METRICS, SACConfig
 from appo.algorithms.sac.learner import SACLearner
 from appo.envs.spec import ActionPart, EnvSpec, ObservationSpec
+from appo.utils.system import machine
 from tests.unit.models.cases import SEED, config_of, context_of, env_spec_of
 from tests.unit.runtime.devices import RecordingDevice
 
@@ -251,6 +254,18 @@ def test_every_observation_is_learned_from(spec: EnvSpec, flags: dict[str, Any])
     assert not torch.equal(before[0], learner.critics.flat.flat)
     assert not torch.equal(before[1], learner.flat.flat)
     assert learner.statistics.to_array().any() == flags["normalize_input"]
+
+
+def test_threads_share_the_images_of_critics_and_targets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, shares = learner_of(IMAGES), []
+    monkeypatch.setattr(machine, "threads", lambda: 2)
+    monkeypatch.setattr(encoders, "side_by_side", lambda function, parts, trained: shares.append(len(parts)))
+    for flat in (learner.critics.flat, learner.targets):
+        (encoder,) = (
+            one for one in flat.module.modules() if isinstance(one, encoders.Encoder) and one.num_image_layers
+        )
+        encoder(torch.zeros(2 * IMAGES_AT_ONCE[torch.float32], 3, 36, 40))
+    assert shares == [2, 2]
 
 
 def test_critics_begin_apart_and_gradients_of_actions_pass_frozen_ones() -> None:

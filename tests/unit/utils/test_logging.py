@@ -37,6 +37,30 @@ logging.getLogger("a").error("wrong")
     assert (child.returncode, child.stdout, child.stderr) == (0, "100 % of it\n", "wrong\n")
 
 
+def test_a_program_of_others_keeps_its_logging_and_recent_warnings_too():
+    script = """
+import logging, sys
+from appo.utils.logging import kept_warnings, recent_warnings
+if sys.argv[1:] == ["root"]:
+    logging.basicConfig(format="theirs: %(message)s")
+ours = logging.getLogger("appo.algorithms")
+if sys.argv[1:] == ["ours"]:
+    logging.getLogger("appo").addHandler(logging.StreamHandler())
+ours.warning("before")
+with kept_warnings():
+    logging.getLogger("theirs").warning("no warning of ours")
+    ours.info("hidden")
+    ours.warning("within")
+ours.warning("after")
+print(*(line.partition(" ")[2] for line in recent_warnings()), len(logging.getLogger("appo").handlers))
+"""
+    said = ("before", "no warning of ours", "within", "after")
+    for place, head, handlers in ((), "", 0), (("root",), "theirs: ", 0), (("ours",), "", 1):
+        child = run_python(script, *place)
+        assert (child.returncode, child.stdout) == (0, f"within {handlers}\n")
+        assert child.stderr.splitlines() == [f"{head}{line}" for line in said]
+
+
 def test_a_worker_writes_to_its_file_and_dumps_its_stacks_there(tmp_path):
     path = tmp_path / "logs" / "actor_1.log"
     script = """

@@ -503,6 +503,20 @@ class TestRollback:
         assert load_file(incident / "batch.safetensors")["reward"].tolist() == [[np.inf] * ROWS] * ROLLOUT
         assert load_file(incident / "model.safetensors")["bias"].tolist() == [0.0]
 
+    def test_reports_between_two_batches_count_too(self, training: Training) -> None:
+        for rollbacks in (1, 2, 3):
+            for _ in range(2):
+                self.train(training, np.inf, 0.0)
+            training.now += 1.1 * module.REPORT_SECONDS
+            training.work()
+            assert training.report().metrics["train/rollbacks"] == rollbacks
+        for _ in range(2):
+            self.train(training, np.inf, 0.0)
+        training.now += 1.1 * module.REPORT_SECONDS
+        training.work()
+        with pytest.raises(NumericsError, match="6 updates in a row were not finite, also after 3 rollbacks"):
+            self.train(training, np.inf, 0.0)  # the next batch, which the incident shows
+
     def test_a_report_without_figures_is_no_sign_of_a_good_update(
         self, training: Training, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -71,7 +71,7 @@ def test_tags_of_one_policy(watched: Watched) -> None:
         "perf/episodes": 2.0,
         "perf/env_steps_per_second": 1000.0,
         "perf/samples_per_second": 250.0,
-        "train/loss": 0.25,
+        "train/loss": 0.375,
         "train/policy_lag_mean": 1.5,
         "reward/mean": 2.5, "reward/min": 1.0, "reward/max": 4.0,
         "len/mean": 20.0, "len/min": 10.0, "len/max": 30.0,
@@ -502,10 +502,42 @@ def test_a_run_that_only_samples_ends_with_what_all_actors_collected(watched: Wa
     monitor.close()
 
 
+def test_actors_of_a_further_segment_add_to_those_before(watched: Watched) -> None:
+    monitor = watched.monitor()
+    for worker, collected in (("actor_0", 60), ("actor_1", 40)):
+        monitor.handle(WorkerReport(worker, {"collected": collected, "rebuilds": 1, "callbacks_off": 1}))
+    monitor.begin_segment()
+    assert (monitor.collected, monitor.totals()["actors_rebuilds"]) == (100, 2)
+    monitor.handle(WorkerReport("actor_0", {"collected": 5}))
+    monitor.begin_segment()
+    assert monitor.collected == 105
+    assert "actors_callbacks_off" not in monitor.totals()  # those of the new actors are on
+    monitor.close()
+
+
 def resumed_at(env_steps: int, samples: int) -> PolicyProgress:
     progress = PolicyProgress(2)
     progress.restore({"env_steps": env_steps, "samples": samples, "discarded": 0, "updates": 1})
     return progress
+
+
+def test_a_record_has_the_figures_of_all_reports_since_the_record_before(watched: Watched) -> None:
+    monitor = watched.monitor()
+    for loss, largest, smallest, rate in (
+        (1.0, 3.0, 2.0, 0.1),
+        (2.0, 2.0, 0.0, 0.2),
+        (math.nan, math.nan, math.nan, 0.2),  # as of skipped updates
+        (6.0, 1.0, 1.0, 0.3),
+    ):
+        monitor.handle(report(1, loss=loss, ratio_max=largest, policy_lag_min=smallest, learning_rate=rate))
+    monitor.write_summaries(watched.now)
+    monitor.handle(report(2, loss=8.0))
+    monitor.write_summaries(watched.now)
+    monitor.close()
+    tags = ("train/loss", "train/ratio_max", "train/policy_lag_min", "train/learning_rate")
+    before, after = ([record[tag] for tag in tags] for record in watched.records()[:2])
+    assert before == [3.0, 3.0, 0.0, 0.3]
+    assert after == [8.0, 3.0, 0.0, 0.3]  # those that were not reported anew are as before
 
 
 def test_a_line_mentions_that_no_episode_has_ended() -> None:
@@ -624,7 +656,7 @@ def test_figures_that_learners_invent_are_bounded(watched: Watched, caplog: pyte
     monitor = watched.monitor()
     for number in range(3000):
         monitor.handle(report(number, **{f"f{number}": 1.0, "loss": float(number)}))
-    assert monitor.policies[0].metrics["train/loss"] == 2999.0
+    assert monitor.policies[0].metrics["train/loss"] == pytest.approx(1499.5)
     assert len(monitor.policies[0].metrics) == 1000
     assert len(caplog.records) == 1
     monitor.close()
