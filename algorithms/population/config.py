@@ -166,6 +166,19 @@ def check_population(config: PopulationConfig, num_policies: int, stats_avg: int
         raise UsageError(f"--self_play trains one policy, got --num_policies={num_policies}")
 
 
+def check_copies(differences: Sequence[Mapping[str, Any]], flags: Mapping[str, Flag]) -> None:
+    """Refuse policies that could not go on from each other's weights and state (UsageError).
+
+    Args:
+        differences: values of `--per_policy`, by policy.
+        flags: all flags of the run.
+    """
+    for name, value in differences[0].items():
+        # As for a resumed run: the state of another value has another form, or another meaning.
+        if flags[name].fixed_on_resume is True and any(other[name] != value for other in differences):
+            raise UsageError(f"--per_policy {name}: --with_pbt copies weights and state, which need one {name} for all")
+
+
 def past_slots(config: PopulationConfig, env: str, num_agents: int) -> int:
     """Count the policies beside the learner: the pool, and a place for a version that leaves the pool.
 

@@ -12,6 +12,7 @@ from appo.algorithms.models.config import ModelConfig, reads_images, with_own_en
 from appo.algorithms.population.config import (
     PopulationConfig,
     changed_per_policy,
+    check_copies,
     check_population,
     frozen,
     largest_batch_size,
@@ -413,8 +414,8 @@ def check(config: Config) -> None:
         raise UsageError("--precision=bf16 is for built-in networks; with --encoder_custom all is computed in float32")
     check_population(config.population, config.sampling.num_policies, config.logging.stats_avg)
     grows = any(flag.mutation == "samples" for flag in config.table.by_part["learning"].values())
-    if config.population.with_pbt and any(config.model_of(p) != config.model for p in range(len(config.differences))):
-        raise UsageError("--with_pbt: policies copy each other's weights, so --per_policy gives them no other networks")
+    if config.population.with_pbt:
+        check_copies(config.differences, config.table.flags)
     if config.population.with_pbt and config.population.pbt_optimize_batch_size and not grows:
         raise UsageError(f"--pbt_optimize_batch_size: --algo={config.algorithm.name} has no batch size that can mutate")
     for values in config.per_policy:

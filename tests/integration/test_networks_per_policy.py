@@ -47,7 +47,7 @@ def test_what_cannot_differ() -> None:
     given = {"env": "a", "experiment": "b", "num_policies": 2}
     with pytest.raises(UsageError, match="--per_policy encoder_custom: encoder_custom is the same for all policies"):
         check(Config.from_flat({**given, "per_policy": {"encoder_custom": ["a:B", "a:C"]}}))
-    with pytest.raises(UsageError, match="--with_pbt: policies copy each other's weights"):
+    with pytest.raises(UsageError, match="--per_policy hidden_size: --with_pbt copies weights and state"):
         check(Config.from_flat({**given, "per_policy": {"hidden_size": [8, 16]}, "with_pbt": True}))
     alike = Config.from_flat(
         {**given, "per_policy": {"hidden_size": [512, 512], "gamma": [0.9, 0.99]}, "with_pbt": True}

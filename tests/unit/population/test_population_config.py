@@ -30,6 +30,14 @@ from appo.utils.errors import UsageError
             "--per_policy epsilon-alpha: --with_pbt copies policies, not the exploration of their actors",
         ),
         (
+            ["--num_policies=2", "--with_pbt", "--algo=SAC", "--per_policy", "num-critics=2,4"],
+            "--per_policy num_critics: --with_pbt copies weights and state, which need one num_critics for all",
+        ),
+        (
+            ["--num_policies=2", "--with_pbt", "--algo=APEX", "--per_policy", "value_rescaling=True,False"],
+            "--per_policy value_rescaling: --with_pbt copies weights and state",
+        ),
+        (
             ["--num_policies=2", "--with_pbt", "--pbt_min_episodes=6", "--stats_avg=5"],
             "--pbt_min_episodes=6: returns of the last --stats_avg=5 episodes count",
         ),
@@ -48,6 +56,13 @@ def test_what_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_train(["--env=CartPole-v1", *words])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("words", [["num_critics=4,4"], ["temperature=0.5,1"], ["gamma=0.9,0.99"]])
+def test_what_a_population_can_copy_is_taken(words: list[str]) -> None:
+    """One value for all, a mere beginning of what the state holds, and a value that a copy brings along."""
+    flags = ["--env=Pendulum-v1", "--algo=SAC", "--num_policies=2", "--with_pbt", "--per_policy"]
+    assert parse_train([*flags, *words]).population.with_pbt
 
 
 def test_who_learns() -> None:
