@@ -9,8 +9,8 @@ from appo.utils.errors import UsageError
 from appo.utils.flags import Flag, flag
 from appo.utils.values import flag_hint, from_plain, shown
 
-ACTING = ("epsilon", "epsilon_alpha")
-"""Flags that actors read once, at their start."""
+READ_ONCE = ("epsilon", "epsilon_alpha", "prioritized_replay")
+"""Flags that the start alone reads: the exploration of actors, and whether errors decide the draws of a replay."""
 SHARED = (
     "rollout",
     "recurrence",
@@ -156,10 +156,9 @@ def check_population(config: PopulationConfig, num_policies: int, stats_avg: int
         raise UsageError(
             f"--pbt_min_episodes={config.pbt_min_episodes}: returns of the last --stats_avg={stats_avg} episodes count"
         )
-    if config.with_pbt and (
-        acting := next((name for name in config.per_policy if name.replace("-", "_") in ACTING), None)
-    ):
-        raise UsageError(f"--per_policy {acting}: --with_pbt copies policies, not the exploration of their actors")
+    once = [name for name in config.per_policy if name.replace("-", "_") in READ_ONCE]
+    if config.with_pbt and once:
+        raise UsageError(f"--per_policy {once[0]}: --with_pbt copies policies, and the start alone reads this flag")
     if config.policy_mapping and num_policies < 2:
         raise UsageError("--policy_mapping chooses among policies: raise --num_policies")
     if config.self_play and num_policies > 1:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from appo.algorithms.runtime.config import SamplingConfig
     from appo.algorithms.runtime.devices import Device
     from appo.algorithms.runtime.learning.batches import Batch, BatchSource
-    from appo.algorithms.runtime.memory.arena import Field
+    from appo.algorithms.runtime.memory.arena import Array, Field
     from appo.algorithms.runtime.memory.slots import Recorded, Trajectories
     from appo.algorithms.runtime.messages import Address, Worker
     from appo.algorithms.runtime.sampling.policy import Policy
@@ -167,7 +167,7 @@ class ReplayAlgorithm(FlatAlgorithm):
             return source
         from appo.algorithms.datasets.mix import mixed_in
 
-        read = read_transitions(context, trajectories)
+        read = read_transitions(context, trajectories, lambda: source.part.plan)
         return mixed_in(source, read, context, trajectories, units=flags.rollout, resize=source.draw_of)
 
     def resumes(self, flags: ReplayConfig, directory: Path, topology: Topology) -> str:
@@ -269,14 +269,24 @@ class WithoutActors(ReplayAlgorithm):
         )
 
 
-def read_transitions(context: Context, trajectories: Trajectories) -> Callable[[int, int], Batch]:
-    """Return a reader of batches of single steps, each with n rewards, scaled like rewards of actors."""
-    from appo.algorithms.datasets.columns import Needs, transitions_of
+def read_transitions(
+    context: Context, trajectories: Trajectories, plan: Callable[[], ReplayPlan] | None = None
+) -> Callable[[int, int], Batch]:
+    """Return a reader of batches of single steps, each with n rewards, scaled like rewards of actors.
+
+    `plan` returns the present plan of the replay beside the datasets, whose n and discount a population may change.
+    """
+    from appo.algorithms.datasets.columns import Needs, Stream, transitions_of
     from appo.algorithms.datasets.mix import reader_of
 
     flags, state_size = context.flags, trajectories.rnn_state.shape[-1]
     needs = Needs((), context.reward_scale, context.reward_clip)
-    return reader_of(flags, context.spec, 1, transitions_of(flags.n_steps, flags.gamma, state_size), needs)
+
+    def gather(stream: Stream, units: Array) -> dict[str, Array]:
+        now = flags if plan is None else plan()
+        return transitions_of(now.n_steps, now.gamma, state_size)(stream, units)
+
+    return reader_of(flags, context.spec, 1, gather, needs)
 
 
 def _path(context: Context, shard: int | None = None) -> Path | None:

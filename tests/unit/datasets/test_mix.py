@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from appo.algorithms.apex.algorithm import APEX
 from appo.algorithms.apex.config import ApexConfig
 from appo.algorithms.appo.algorithm import APPO
 from appo.algorithms.appo.config import APPOConfig
@@ -21,16 +22,18 @@ from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.offline.config import CloningConfig
 from appo.algorithms.replay.algorithm import read_transitions
 from appo.algorithms.replay.config import ReplayConfig
+from appo.algorithms.replay.storage import replay_fields
 from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.config import SamplingConfig
 from appo.algorithms.runtime.devices import Device
 from appo.algorithms.runtime.learning.batches import Batch, BatchCounts, BatchSource, Entered, Feedback
+from appo.algorithms.runtime.memory.learner_state import StateBlock
 from appo.algorithms.runtime.memory.ownership import LearnerLedger
 from appo.algorithms.runtime.memory.slots import Trajectories
 from appo.algorithms.sac.config import SACConfig
 from appo.utils.errors import UsageError
 from tests.unit.datasets.data import LENGTHS, SPEC, episodes, written
-from tests.unit.runtime.worlds import world_of
+from tests.unit.runtime.worlds import TOPOLOGY, world_of
 
 STEPS = sum(LENGTHS)
 
@@ -258,6 +261,28 @@ def test_rewards_of_single_steps_are_scaled_as_those_that_are_played(tmp_path: P
     number, t = batch.obs["obs"][0].T
     now, then = ((0.5 * (10 * number + step)).clip(max=2) for step in (t, t + 1))
     torch.testing.assert_close(batch.reward[0], now + (t < 7) * then)
+
+
+def test_steps_that_are_read_follow_the_flags_that_a_learner_has_copied(tmp_path: Path) -> None:
+    """As the replay beside them does: both halves of a batch have one discount and one n."""
+    written(tmp_path / "a", episodes((8,) * 6))
+    words = (f"{tmp_path / 'a'}:0.5", "sampler:0.5")
+    flags = ApexConfig(input=words, n_steps=1, gamma=0.5, rollout=4, batch_size=96, replay_capacity=200)
+    fields = (
+        *replay_fields(APEX().plan(flags), SPEC, replace(TOPOLOGY, rows=1, rollout=4)),
+        *StateBlock.declare(0, {}),
+    )
+    world = world_of(SPEC, rows=1, rollout=4, more=fields, recorded=APEX().recorded(SPEC))
+    context = replace(context_of(flags), arena=world.arena, seeds=np.random.SeedSequence(0))
+    mixed = APEX().make_source(context, world.trajectories, SamplingConfig(), cast(Device, None))
+    assert isinstance(mixed, MixedBatches)
+    assert mixed.read(0, 48).recorded["discount"].unique().tolist() == [0.0, 0.5]
+    assert list(mixed.trained([{"flags": replace(flags, n_steps=2, gamma=0.25)}])) == []
+    batch = mixed.read(0, 48)
+    number, t = batch.obs["obs"][0].T
+    now, then = ((0.5 * (10 * number + step)).clip(max=2) for step in (t, t + 1))
+    torch.testing.assert_close(batch.reward[0], now + 0.25 * (t < 7) * then)
+    assert batch.recorded["discount"].unique().tolist() == [0.0, 0.0625, 0.25]
 
 
 def test_rewards_of_columns_are_scaled_as_those_that_are_played_beside_them(tmp_path: Path) -> None:

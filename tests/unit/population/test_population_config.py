@@ -27,7 +27,11 @@ from appo.utils.errors import UsageError
         ),
         (
             ["--num_policies=2", "--with_pbt", "--algo=APEX", "--per_policy", "epsilon-alpha=0,1"],
-            "--per_policy epsilon-alpha: --with_pbt copies policies, not the exploration of their actors",
+            "--per_policy epsilon-alpha: --with_pbt copies policies, and the start alone reads this flag",
+        ),
+        (
+            ["--num_policies=2", "--with_pbt", "--algo=APEX", "--per_policy", "prioritized_replay=True,False"],
+            "--per_policy prioritized_replay: --with_pbt copies policies, and the start alone reads this flag",
         ),
         (
             ["--num_policies=2", "--with_pbt", "--algo=SAC", "--per_policy", "num-critics=2,4"],
