@@ -22,7 +22,20 @@ class SACConfig(PacedReplayConfig):
     max_grad_norm: float = same_flag(OptimizerConfig, "max_grad_norm", default=0.0)
     rollout: int = same_flag(ReplayConfig, "rollout", default=1)
     batch_size: int = same_flag(ReplayConfig, "batch_size", default=256)
-    n_steps: int = same_flag(ReplayConfig, "n_steps", default=1)
+    gamma: float = same_flag(
+        ReplayConfig,
+        "gamma",
+        "discount per step; with categorical_critics fixed when a run resumes",
+        fixed_on_resume="categorical_critics",
+    )
+    n_steps: int = same_flag(
+        ReplayConfig,
+        "n_steps",
+        "steps whose rewards are summed before a value stands in for the rest; with categorical_critics fixed when a"
+        " run resumes",
+        default=1,
+        fixed_on_resume="categorical_critics",
+    )
     num_replay_shards: int | None = same_flag(ReplayConfig, "num_replay_shards", default=None)
     learning_starts: int = same_flag(
         ReplayConfig,

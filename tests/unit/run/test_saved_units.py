@@ -140,6 +140,18 @@ def test_a_run_of_sac_from_before_its_presets_had_other_critics_keeps_its_critic
     assert [one.categorical_critics for one in found if isinstance(one, SACConfig)] == [128, 0]
 
 
+@pytest.mark.parametrize(("name", "other"), [("gamma", 0.9), ("n_steps", 1)])
+def test_what_atoms_mean_stays_where_critics_predict_distributions(name: str, other: float) -> None:
+    words = ["--algo=SAC", "--env=Hopper-v5", "--trust", f"--{name}={other}", "--experiment"]
+    values = {"algo": "SAC", "env": "Hopper-v5", "gamma": 0.99, "n_steps": 3, "rollout": 4}
+    saved("numbers", **values, categorical_critics=0)
+    assert parse_train([*words, "numbers"]).learning.categorical_critics == 0
+    saved("atoms", **values, categorical_critics=128)
+    assert parse_train([*words[:3], "--gamma=0.99", "--n_steps=3", "--experiment=atoms"]).learning.n_steps == 3
+    with pytest.raises(UsageError, match=f"run atoms cannot change {name} "):
+        parse_train([*words, "atoms"])
+
+
 def test_values_per_policy_of_fixed_flags_stay() -> None:
     saved("both", num_policies=2, per_policy={"nonlinearity": "elu,relu", "gamma": "0.9,0.99"})
     words = ["--env=Pendulum-v1", "--experiment=both", "--trust"]
