@@ -37,7 +37,8 @@ TABLE_SECONDS = 1.0
 """Interval between changes of the probabilities by new results."""
 SCALE = 400 / math.log(10)
 PRIOR_GAMES = 1.0
-"""Drawn games added for every version, so that no rating is certain."""
+"""Games added for every version, so that no rating is certain; `prior` is their score."""
+DRAWN = 0.5
 HARDNESS = 2
 """Exponent of `hard` opponents."""
 LARGEST_STEP = 4000.0  # from the highest or lowest rating of a version: odds that no number of games can show
@@ -50,11 +51,12 @@ class Record(NamedTuple):
     rating: float
     games: int
     score: float
+    prior: float = DRAWN
 
     @property
     def win_rate(self) -> float:
         """Return the share of games won, with the prior."""
-        return (self.score + PRIOR_GAMES / 2) / (self.games + PRIOR_GAMES)
+        return (self.score + PRIOR_GAMES * self.prior) / (self.games + PRIOR_GAMES)
 
 
 @dataclass
@@ -65,18 +67,20 @@ class Opponent:
         slot: policy number of the version.
         env_steps: env steps that the version has learned from.
         rating: rating of the learner at that time.
+        prior: mean score of the learner in the added games: of a draw, or after a resume as the ratings predict.
         scores: scores of the learner in the last games against the version: 1, 0.5 or 0.
     """
 
     slot: int
     env_steps: int
     rating: float
+    prior: float = DRAWN
     scores: deque[float] = field(default_factory=deque)
 
     @property
     def record(self) -> Record:
         """Return the results against the version."""
-        return Record(self.rating, len(self.scores), sum(self.scores))
+        return Record(self.rating, len(self.scores), sum(self.scores), self.prior)
 
 
 class SelfPlay:
@@ -107,8 +111,11 @@ class SelfPlay:
         self._number = self._games = self._past_steps = 0
         self._outbox: list[Message] = []
         self._changed, self._told_at = False, 0.0
-        for version in past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size):
-            self._join(version.env_steps, version.rating, version.weights)
+        kept = past.load(-1 if resumed is None else resumed, self.config.self_play_pool_size)
+        for version in kept:
+            # Added draws would rate the learner amid the pool, and for good a version that joins soon.
+            prior = expected_score(kept[-1].rating, version.rating)
+            self._join(version.env_steps, version.rating, version.weights, prior)
         self._due = not self.opponents  # the first version is the policy as it begins
         if self.opponents:
             self._tell()
@@ -166,10 +173,10 @@ class SelfPlay:
         self._show()
         log.info("policy at %d env steps joins the %d past versions", env_steps, len(self.opponents) - 1)
 
-    def _join(self, env_steps: int, rating: float, weights: Any) -> None:
+    def _join(self, env_steps: int, rating: float, weights: Any, prior: float = DRAWN) -> None:
         slot = self._free_slots()[0]
         self.rings[slot].publish(weights, self.rings[slot].published + 1)
-        self.opponents.append(Opponent(slot, env_steps, rating, deque(maxlen=self.window)))
+        self.opponents.append(Opponent(slot, env_steps, rating, prior, deque(maxlen=self.window)))
 
     def _tell(self) -> None:
         self._number += 1
@@ -220,7 +227,7 @@ def rating_of(records: Sequence[Record]) -> float:
     """
     if not records:
         return 0.0
-    score = sum(one.score + PRIOR_GAMES / 2 for one in records)
+    score = sum(one.score + PRIOR_GAMES * one.prior for one in records)
     low = min(one.rating for one in records) - LARGEST_STEP
     high = max(one.rating for one in records) + LARGEST_STEP
     for _ in range(BISECTIONS):

@@ -1,4 +1,5 @@
 import logging
+import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -171,6 +172,25 @@ def test_results_make_win_rates_and_ratings(tmp_path: Path) -> None:
     pool.play.close()
     (last,) = PastVersions(tmp_path / "run" / "checkpoint_p0" / "past", MODEL).load(200, 1)
     assert (last.env_steps, last.rating) == (200, shown["rating"])
+
+
+def test_a_resumed_run_goes_on_from_the_rating_of_its_newest_version(tmp_path: Path) -> None:
+    """Also the next version, which joins before many games have been played, and keeps its rating."""
+    before = Pool(tmp_path)
+    before.learned(0)
+    before.hear(MatchResults(np.zeros(4, int), np.ones(4), 0))  # all are won
+    before.learned(100)
+    before.play.close()
+    rating = before.play.opponents[-1].rating
+    assert rating == pytest.approx(400 * math.log10(9))  # 4.5 of 5 games
+    after = Pool(tmp_path, resumed=150)
+    assert [one.rating for one in after.play.opponents] == [0.0, rating]
+    assert after.play.rating == pytest.approx(rating)
+    assert [one.record.win_rate for one in after.play.opponents] == pytest.approx([0.9, 0.5])
+    after.learned(200)
+    assert after.play.opponents[-1].rating == pytest.approx(rating)
+    after.hear(MatchResults(np.array([100, 100]), np.array([1.0, 1.0]), 0))
+    assert after.shown["rating"] == pytest.approx(rating + 400 * math.log10(3))  # 3 of 4 games against 100 and 200
 
 
 def test_copies_among_past_versions_are_neither_read_nor_removed(tmp_path: Path) -> None:
