@@ -18,7 +18,7 @@ LEARNER = 0
 """Number of the policy that learns."""
 REPORT_SECONDS = 0.2
 NOBODY = -1
-"""Version of a game without an opponent."""
+"""Version of a game without an opponent, or without a result."""
 
 
 @runtime_checkable
@@ -157,6 +157,10 @@ class GameResults:
         self._played[envs] = self._ended[envs] = False
         self._is_past[envs], self._opponent[envs] = is_past, opponent
 
+    def leave_out(self, cut: Array) -> None:
+        """Count no result of the present games of the rows `cut` [R]; the steps of past versions count."""
+        self._opponent[cut.reshape(self._return.shape).any(axis=1)] = NOBODY
+
     def _mean(self, envs: Array, side: Array) -> Array:
         """Return the mean return [E] of the agents in `side` [E, A]."""
         return np.asarray((self._return[envs] * side).sum(axis=1) / side.sum(axis=1))
@@ -225,6 +229,10 @@ class SelfPlayMatchmaker(PolicyMatchmaker):
         self._results.begin(begins, is_past, [self._versions.get(int(slot), NOBODY) for slot in opponent])
         self.present = tuple(int(p) for p in np.unique(policy))
         self._playing = policy.copy()
+
+    def leave_out(self, cut: Array) -> None:
+        """Count no result of the present games of the rows `cut` [R]."""
+        self._results.leave_out(cut)
 
     def record(self, row: StepRow, valid: Array, policy: Array) -> None:
         """Take in a step of every row, [R]; rewards as the environment gave them."""

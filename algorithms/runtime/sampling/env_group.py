@@ -166,6 +166,7 @@ class EnvGroup:
         if self.tap is not None:
             self.tap.begin(self.step, self.envs.cut)
         self._draw_policies(self._carry_policy, self._carry_first)
+        self.matchmaker.leave_out(self.envs.cut)
 
     def advance(self) -> Iterator[Outgoing]:
         """Take the step whose actions have arrived; request the next actions or hand the slot over."""

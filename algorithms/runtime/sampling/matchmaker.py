@@ -23,6 +23,9 @@ class Matchmaker:
     def draw(self, policy: Array, first: Array, first_env: int, envs: object) -> None:
         """Draw the policy [R] of the rows in which an episode starts, `first` [R], in place."""
 
+    def leave_out(self, cut: Array) -> None:
+        """Give no result to the present games of the rows `cut` [R], which have begun with random steps."""
+
     def shape(self, policy: int, shaping: Mapping[str, Any], envs: object) -> None:
         """Use these reward coefficients for a policy from now on."""
 

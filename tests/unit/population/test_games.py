@@ -161,6 +161,16 @@ def test_games_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {difference for _, difference in results} == {0.0}
 
 
+def test_games_that_began_with_random_steps_have_no_result() -> None:
+    envs = PairEnv(3, length=3)
+    envs.cut[2:4] = True  # of the second game
+    played = Played(envs=envs, slots=3, num_policies=4, num_past=3, past_share=1.0)
+    played.group.matchmaker.take_table(table(p1=1.0))
+    played.begin()
+    heard = played.steps(8)  # two games of every environment
+    assert done([*heard, *played.group.end()]) == ([(10, 0.0)] * (2 + 3), 2 * 3 * 3)
+
+
 class RandomGames(PairEnv):
     """Games that end one by one, by chance; who has them counts steps, ends and rewards of either side."""
 
