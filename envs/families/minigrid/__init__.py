@@ -4,14 +4,13 @@ from typing import Any
 
 from appo.envs.config import EnvConfig
 from appo.envs.family import MANY_STEPS, SHARED_LEARNING, AnyEnv, Family, FamilyPreset, Registration, importing
-from appo.utils.errors import UsageError
 
 FAMILY = Family(
     "MiniGrid",
     package="minigrid",
     extra="minigrid",
     examples=("MiniGrid-Empty-5x5-v0", "BabyAI-GoToRedBall-v0"),
-    treatment="symbols as one-hot vectors, the mission as hashed words",
+    treatment="symbols as one-hot vectors, the mission as hashed words; pixels and flat views unchanged",
     ids=r"MiniGrid-|BabyAI-",
     prefixes=("MiniGrid-", "BabyAI-"),
     names=r"(blockedunlockpickup|distshift|doorkey|dynamic-obstacles|empty|fetch|fourrooms|gotodoor|gotoobject|"
@@ -44,10 +43,8 @@ FAMILY = Family(
 
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
-    """Make one grid world (UsageError: frames are to be stacked; a recurrent network remembers instead)."""
-    from appo.envs.families.minigrid.symbols import SymbolicObservations
+    """Make one grid world (UsageError: frames of several arrays are to be stacked)."""
+    from appo.envs.families.minigrid.symbols import with_symbols
     from appo.envs.wrappers.making import make_with_flags
 
-    if config.env_framestack is not None:
-        raise UsageError(f"--env_framestack={config.env_framestack}: {registration.id} shows several arrays, not one")
-    return SymbolicObservations(make_with_flags(registration, config, arguments))
+    return make_with_flags(registration, config, arguments, with_symbols)

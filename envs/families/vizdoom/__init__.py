@@ -62,6 +62,8 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     Raises:
         UsageError: no resolution of the engine is large enough, or frames of several arrays are to be stacked.
     """
+    from gymnasium import spaces
+
     from appo.envs.families.vizdoom.observations import DoomObservations, smallest_resolution
     from appo.envs.wrappers.making import make_registered, stack_frames
 
@@ -69,5 +71,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     usual = {"screen_resolution": smallest_resolution(width, height), "frame_skip": FRAME_SKIP}
     flags = {"frame_skip": config.env_frameskip, "max_episode_steps": config.horizon}
     arguments = usual | arguments | {name: value for name, value in flags.items() if value is not None}
-    env: AnyEnv = DoomObservations(make_registered(registration, **arguments), width, height)
+    env: AnyEnv = make_registered(registration, **arguments)
+    if isinstance(env.observation_space, spaces.Dict):  # else a user's wrapper decides what is shown
+        env = DoomObservations(env, width, height)
     return env if config.env_framestack is None else stack_frames(env, config.env_framestack)

@@ -135,8 +135,43 @@ def test_frames_are_skipped_and_counted() -> None:
 
 
 def test_frames_are_not_stacked() -> None:
-    with pytest.raises(UsageError, match=r"--env_framestack=4: MiniGrid-Empty-5x5-v0 shows several arrays"):
+    with pytest.raises(UsageError, match=r"^--env_framestack=4 needs an environment that shows one array, not Dict"):
         make_single(EnvConfig(env="MiniGrid-Empty-5x5-v0", env_framestack=4))
+
+
+SYMBOLS = NUM_OBJECTS + NUM_COLORS + NUM_STATES
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "flags", "shapes"),
+    [
+        ("ImgObsWrapper", {}, {"obs": (7, 7, 3)}),
+        ("ImgObsWrapper", {"env_framestack": 2}, {"obs": (7, 7, 6)}),
+        ("FlatObsWrapper", {}, {"obs": (2835,)}),
+        ("RGBImgPartialObsWrapper", {}, {"image": (56, 56, 3), "mission": (64,)}),
+        ("RGBImgObsWrapper", {}, {"image": (40, 40, 3), "mission": (64,)}),
+        ("SymbolicObsWrapper", {}, {"image": (5, 5, 3), "mission": (64,)}),
+        ("OneHotPartialObsWrapper", {}, {"image": (7, 7, 20), "mission": (64,)}),
+        ("FullyObsWrapper", {}, {"image": (5, 5, SYMBOLS), "mission": (64,)}),
+        ("DictObservationSpaceWrapper", {}, {"image": (7, 7, SYMBOLS), "mission": (50 * 52,)}),
+    ],
+)
+def test_only_symbols_and_words_of_a_wrapped_environment_are_changed(
+    wrapper: str, flags: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """An id like those of the family says nothing about what is shown."""
+    from minigrid import wrappers
+    from minigrid.envs import EmptyEnv
+
+    name = f"MiniGrid-{wrapper}-v0"
+    gymnasium.register(name, lambda **kwargs: getattr(wrappers, wrapper)(EmptyEnv(size=5, **kwargs)))
+    try:
+        group = make_group(EnvConfig(env=name, **flags), 1)
+        found = {key: spec.shape for key, spec in group.spec.observations.items() if key != "direction"}
+        assert found == shapes
+        collect(group, 10, [0], lambda obs: np.full((1, 1), FORWARD, np.int32))
+    finally:
+        del gymnasium.registry[name]
 
 
 def test_an_environment_without_a_mission() -> None:

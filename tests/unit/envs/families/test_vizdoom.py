@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -85,6 +86,29 @@ def test_engines_leave_their_files_in_folders_of_their_own_which_are_removed(
         env.close()
     assert os.listdir(temporary) == os.listdir(of_run) == []
     assert os.getcwd() == before
+
+
+class Vector(gymnasium.Env[Any, Any]):
+    """An environment of the user that shows one array."""
+
+    observation_space, action_space = spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.taken = kwargs
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.ones(3, np.float32), {}
+
+
+def test_an_environment_of_the_user_that_shows_one_array_stays_as_it_is() -> None:
+    gymnasium.register("VizdoomMine-v0", Vector)
+    try:
+        env = made("VizdoomMine-v0", env_framestack=2)
+    finally:
+        del gymnasium.registry["VizdoomMine-v0"]
+    assert env.observation_space.shape == (6,)
+    assert env.reset(seed=1)[0].tolist() == [1] * 6
+    assert env.unwrapped.taken == {"screen_resolution": "RES_160X120", "frame_skip": 4}
 
 
 @pytest.mark.parametrize(("width", "height"), [(1921, 1), (1, 1201)])
