@@ -109,7 +109,8 @@ class MultiAgentLoop(PythonLoop):
                     self._show(index, row.obs, self._envs.begin(index, None))
                     row.first[rows], row.reward[rows], self._ended[index] = True, 0.0, False
                 else:
-                    self._write(index, self._said(index, step(list(actions[rows]))), row, reports)
+                    playing = self._rosters[index].playing
+                    self._write(index, self._said(index, step(list(actions[rows])), playing), row, reports)
             except BaseException as error:
                 failed[index] = self._envs.forgive(index, error, self._num_steps)
         ended = [not plays for one in self._rosters for plays in one.playing] if self._masks else ()
@@ -222,7 +223,8 @@ class MultiAgentLoop(PythonLoop):
             actions = np.concatenate(drawn)
             if self._envs.journal is not None:
                 self._envs.journal.walk(index, actions.reshape(-1))
-            said = self._said(index, self._envs.step_functions[index](list(self._actions.rows(actions))))
+            result = self._envs.step_functions[index](list(self._actions.rows(actions)))
+            said = self._said(index, result, roster.playing)
             observations, infos = said.observations, said.infos
             for agent, info in enumerate(infos):
                 require_info(self.name, "step", info)
@@ -240,15 +242,16 @@ class MultiAgentLoop(PythonLoop):
         observations, infos = begun
         return self._entries("observations", observations), self._entries("infos", infos)
 
-    def _said(self, index: int, result: Any) -> Said:
+    def _said(self, index: int, result: Any, playing: Sequence[bool]) -> Said:
         """Return the outcome of a step, an entry per agent; any other form is refused (SpaceMismatch)."""
         if not isinstance(result, tuple) or len(result) != len(Said._fields):
             raise SpaceMismatch(f"{self.name}: step must return observations, rewards, terminated, truncated and infos")
         observations, rewards, terminated, truncated, infos = map(self._entries, Said._fields, result)
         numbers = [
             paid if type(paid) in NUMBERS and LEAST <= paid <= LARGEST
-            else reward_of(self.name, self._called(at), paid)
-            for at, paid in enumerate(rewards, self._rows(index).start)
+            else reward_of(self.name, self._called(self._rows(index).start + agent), paid) if playing[agent]
+            else 0.0  # whatever is given to an absent agent is ignored
+            for agent, paid in enumerate(rewards)
         ]  # fmt: skip
         for key, flags in (("terminated", terminated), ("truncated", truncated)):
             for flag in flags:

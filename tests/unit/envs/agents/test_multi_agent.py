@@ -199,6 +199,18 @@ def test_an_agent_that_pauses_is_cut_off_and_begins_anew() -> None:
     assert rollout.first[1:, 0].tolist() == [False] * 5
 
 
+@pytest.mark.parametrize("reward", [None, "none", 1e39, float("nan"), [1.0, 2.0]])
+def test_whatever_an_absent_agent_is_paid_is_ignored(reward: Any) -> None:
+    end = ([1.0, 2.0], NO, [True, True], [{}, IDLE])
+    script = [([1.0, reward], NO, NO, [{}, IDLE]), ([1.0, reward], NO, NO, [{}, {}]), end]
+    rollout = scripted(script, infos=({}, IDLE))
+    assert rollout.reward.tolist() == [[1, 0], [1, 0], [1, 2]]
+    assert rollout.episodes[0][1].stats == {TEAM_RETURN: 5.0}
+    loop = loop_over([lambda: Scripted(script[:1] * 12, ({}, IDLE))], name="scripted", decorrelate_steps=9)
+    collect(loop, 3, [0], zero)
+    assert loop.cut.tolist() == [True, True]  # random steps were taken, too
+
+
 def test_a_pause_of_all_is_no_end() -> None:
     going = ([1.0, 1.0], NO, NO, [{}, {}])
     rollout = scripted([([0, 0], NO, NO, [IDLE, IDLE]), going, going], infos=[IDLE, IDLE])
