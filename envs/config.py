@@ -67,9 +67,9 @@ class EnvConfig:
     )
     observe_previous: str = flag(
         "none",
-        "what of the last step is observed too, as further numbers of a vector or as previous_step beside all else,"
-        " zeros where an episode begins: its action (choices as one-hot), its reward as the env gave it, or both; one"
-        " agent, in the Python loop",
+        "what of the last step is observed too, as further numbers of a vector of floats or as previous_step beside all"
+        " else, zeros where an episode begins: its action (choices as one-hot), its reward as the env gave it, or both;"
+        " one agent, in the Python loop",
         choices=("none", "action", "reward", "both"),
         fixed_on_resume=True,
         needs="env",
