@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from appo.envs.conversion import row_of_batched
-from appo.envs.spaces import MaskForm, Space, children, choices_of, shown_mask
+from appo.envs.spaces import NO_BOUND, MaskForm, Space, children, choices_of, shown_mask
 from appo.envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
 from appo.utils.errors import NothingAllowed, SpaceMismatch
 
@@ -83,7 +83,8 @@ def random_action(action: ActionSpec, mask: BoolArray | None, random: np.random.
             num_reals += size
         else:
             bounds = list(zip(action.low or (), action.high or (), strict=True))[num_reals : num_reals + size]
-            values += [random.uniform(*b) if np.isfinite(b[1] - b[0]) else random.normal() for b in bounds]
+            bounded = [low > -NO_BOUND and high < NO_BOUND for low, high in bounds]
+            values += [random.uniform(*b) if both else random.normal() for b, both in zip(bounds, bounded, strict=True)]
             num_reals += size
     return np.array([values], action.dtype)
 

@@ -89,11 +89,13 @@ def test_random_actions_belong_to_the_space_and_keep_to_the_mask() -> None:
 
 
 def test_random_numbers_have_the_bounds_of_their_own_part() -> None:
-    space = spaces.Tuple([spaces.Box(5.0, 6.0, (2,)), spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (1,))])
-    action, random = spec_of(BOX, space).action, np.random.default_rng(0)
-    drawn = np.concatenate([random_action(action, None, random) for _ in range(300)])
-    assert ((drawn[:, :2] >= 5) & (drawn[:, :2] <= 6)).all()
-    assert 0.8 < drawn[:, 3].std() < 1.2
+    largest = float(np.finfo(np.float32).max)
+    for high in (np.inf, largest, 1e9):  # all stand for no bound
+        space = spaces.Tuple([spaces.Box(5.0, 6.0, (2,)), spaces.Discrete(2), spaces.Box(-high, high, (1,))])
+        action, random = spec_of(BOX, space).action, np.random.default_rng(0)
+        drawn = np.concatenate([random_action(action, None, random) for _ in range(300)])
+        assert ((drawn[:, :2] >= 5) & (drawn[:, :2] <= 6)).all()
+        assert 0.8 < drawn[:, 3].std() < 1.2
 
 
 def test_nothing_random_is_drawn_where_nothing_is_allowed() -> None:
