@@ -135,18 +135,15 @@ class GymVector:
             episodes = self.infos.batch_of_stats(infos.get("final_info", infos), self._ended) if ends and infos else ()
             if infos or self._masks is not None:
                 self._write_masks(row.obs, infos, ~self._ended)
-            infos_of_restarted: Mapping[str, Any] = infos
             if self.spec.same_step and ends:
-                infos_of_restarted = self._write_restarted(row, observation, infos)
+                self._write_restarted(row, observation, infos)
             else:
                 self._observations.write_batch(row.obs, observation)
                 if not self.ends.is_trusted:
                     self.ends.look(row.obs)
                 if ends:
                     self._verify(row.obs, infos)
-            if infos_of_restarted or self._masks is not None:
-                self._write_masks(row.obs, infos_of_restarted, self._ended)
-                self._check_masks(row.obs)
+            self._check_masks(row.obs)
             self._require_finite(row.obs, row.reward)
             if row.has_final is not None and row.has_final.any():
                 self._require_finite(row.final_obs, row.reward, row.has_final)
@@ -231,17 +228,17 @@ class GymVector:
             for failure in self._masks.stuck(obs, ended).values():
                 raise failure
 
-    def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write final and first observations of the rows that ended; return the infos of the first ones."""
+    def _write_restarted(self, row: StepRow, observation: Any, infos: Mapping[str, Any]) -> None:
+        """Write final and first observations of the rows that ended, and the masks of both."""
         if self._mode is AutoresetMode.DISABLED:
             # before the reset: a vector may hand out one buffer again and again
             self._observations.write_batch(row.final_obs, observation, self._ended)
             self._verify(row.final_obs, infos)
-            self._write_final_masks(row.final_obs, infos)
             observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
             require_info(self.name, "reset", infos)
             self._observations.write_batch(row.obs, observation)
-            return infos
+            self._write_masks(row.obs, infos, self._ended)
+            return
         self._observations.write_batch(row.obs, observation)
         self.ends.look(row.obs)
         lacks = np.flatnonzero(row.truncated & ~self._compare(row.obs, row.final_obs, infos))
@@ -252,7 +249,7 @@ class GymVector:
                 else f"{self.name}: final_obs of truncated env {lacks[0]} is missing (SAME_STEP)"
             )
         self._write_final_masks(row.final_obs, infos.get(LAST_INFO) or {})
-        return infos
+        self._write_masks(row.obs, infos, self._ended)
 
     def _write_final_masks(self, final_obs: dict[str, Array], infos: Mapping[str, Any]) -> None:
         """Write the masks of final observations: the policy values the best allowed choice."""
@@ -260,11 +257,12 @@ class GymVector:
             self._masks.write_final(final_obs, infos, self._ended)
 
     def _verify(self, shown: dict[str, Array], infos: Mapping[str, Any]) -> None:
-        """Count the rows that ended, and compare observations of these rows with the final observations in infos."""
+        """Count ended rows, compare what the rows show with the final observations in infos, and write the masks."""
         if self.ends.is_trusted:
             self.ends.count += self._num_ended
         else:
             self._compare(shown, self._final_obs, infos)
+        self._write_final_masks(shown, infos)
 
     def _compare(self, shown: dict[str, Array], out: dict[str, Array], infos: Mapping[str, Any]) -> BoolArray:
         """Compare the observations of ended rows with the final observations in infos; return the rows [R] with one.

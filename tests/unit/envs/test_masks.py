@@ -299,9 +299,10 @@ def test_a_mask_of_another_size_in_a_step() -> None:
         collect(masked("python", [[1, 1], [1, 1, 1], [1, 1]]), 10, [0, 1, 2], first_choice)
 
 
+@pytest.mark.parametrize("last", [[0, 0], None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_end_of_an_episode_nothing_needs_to_be_allowed(kind: str) -> None:
-    rollout = collect(masked(kind, [[0, 1], [1, 0], [0, 0]]), 9, [0, 1, 2], first_choice)
+def test_at_the_end_of_an_episode_nothing_needs_to_be_allowed(kind: str, last: Any) -> None:
+    rollout = collect(masked(kind, [[0, 1], [1, 0], last]), 9, [0, 1, 2], first_choice)
     expected = [[1, 1], [0, 1], [1, 0], [1, 1]]  # the last one: filled up, or that of the next episode
     assert rollout.obs["action_mask"][:4, 1].tolist() == expected
     assert rollout.truncated[2].all()
