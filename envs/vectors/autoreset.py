@@ -81,6 +81,8 @@ class Ends:
         self.count = 0
         self._name, self._mode, self.is_declared, self.is_trusted = name, mode, is_declared, is_trusted
         self._firsts: Mapping[str, Array] = {}
+        self._shown: Mapping[str, Array] = {}  # in the last step, until ends have proved the mode
+        self._stays: BoolArray = np.zeros(1, np.bool_)  # rows that show what they showed a step before
         self._had_final: Array = np.zeros(1, np.bool_)  # of the rows that ended in the step before
         self._odd: BoolArray | None = None  # rows whose next step tells whether their end was one of another mode
         self._num_odd = 0
@@ -89,6 +91,7 @@ class Ends:
     def begin(self, obs: Mapping[str, Array]) -> None:
         """Note the first observations [R, *]."""
         self._firsts, self._odd = {key: array.copy() for key, array in obs.items()}, None
+        self._shown = self._firsts
 
     def require_nothing(self, ended: BoolArray, reward: FloatArray, ends: BoolArray) -> None:
         """Refuse rewards [R] and ends [R] of NEXT_STEP in the step after an end, of the rows `ended` [R]."""
@@ -118,12 +121,18 @@ class Ends:
     def look(self, shown: Mapping[str, Array]) -> None:
         """Look at the observations in the step after `compare`."""
         odd, self._odd = self._odd, None
-        if odd is None or self._is_believed:
+        if self._is_believed:
             return
-        is_same = self._mode is AutoresetMode.SAME_STEP
+        is_same, stayed = self._mode is AutoresetMode.SAME_STEP, self._stays
+        if not is_same:
+            self._stays = _equal(shown, self._shown)
+            self._shown = {key: array.copy() for key, array in shown.items()}
+        if odd is None:
+            return
         found = odd & (self._is_first(shown) == is_same)
         self._is_believed = bool((odd & ~found).any())
-        self._num_odd += int(found.sum())
+        # A step may show again what it showed before, as a bandit's does: an end then looks like a beginning.
+        self._num_odd += int((found & ~stayed).sum())
         if self._num_odd >= FIRST_ENDS and not self._is_believed:
             late = "of the episode that ends: the next one begins a step later"
             self._refuse(

@@ -16,6 +16,7 @@ from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_alone, make_first, make_group
 from appo.envs.spec import GroupEnv
 from appo.envs.toys.toy import Corridor, Counter, CounterVector, counter_length, counter_step
+from appo.envs.vectors.autoreset import FIRST_ENDS
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
 from tests.unit.envs.rollouts import Rollout, collect
@@ -682,6 +683,43 @@ def test_what_ended_rows_show_gives_a_vector_away_that_says_nothing_and_pays_not
         with pytest.raises(UsageError, match="what it shows at an end is the first observation of the next episode"):
             endless(num_envs, final=None, terminates=terminates)
         assert not endless(num_envs, does="NextStep", final=None, terminates=terminates).spec.same_step
+
+
+class Bandit(VectorEnv):
+    """Shows a new context at each reset, and again with the reward of the only step; the next step resets alone."""
+
+    def __init__(self, num_envs: int = 3) -> None:
+        self.num_envs, self.metadata, self.resets, self.ended = num_envs, {}, 0, np.zeros(num_envs, bool)
+        self.single_observation_space, self.single_action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.random, self.context = np.random.default_rng(0), np.zeros((num_envs, 2), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.ended[:] = False
+        return self._draw(), {}
+
+    def step(self, actions: np.ndarray) -> tuple:
+        shown = self._draw() if self.ended[0] else self.context.copy()
+        self.ended = ~self.ended
+        return shown, self.ended.astype(np.float32), self.ended.copy(), np.zeros(self.num_envs, bool), {}
+
+    def _draw(self) -> np.ndarray:
+        self.context = self.random.random((self.num_envs, 2), np.float32)
+        return self.context.copy()
+
+
+@pytest.mark.parametrize("num_envs", [1, 8, 20])
+def test_an_undeclared_vector_may_show_one_observation_in_a_whole_episode(num_envs: int) -> None:
+    """Until a second reset, observations at ends equal first observations."""
+    with pytest.warns(UserWarning, match="assuming NEXT_STEP"):
+        group = make_group(EnvConfig(env=f"{__name__}:Bandit"), num_envs)
+    assert isinstance(group, GymVector)
+    group.settle_mode()
+    assert not group.spec.same_step
+    assert group.ends.count >= 2 * FIRST_ENDS
+    rollout = collect(group, 4, list(range(num_envs)), nothing)
+    assert rollout.terminated[:, 0].tolist() == [True, False, True, False]
 
 
 class Stream(gymnasium.Env):
