@@ -356,11 +356,17 @@ def _copy_one_hot(target: Array, source: Array, size: Any, first: Any, begin: An
     target[np.arange(len(choice))[:, None], choice + begin] = 1
 
 
+def as_numpy(value: Any) -> Any:
+    """Return an array of another package, such as JAX or torch, as an array of numpy, and everything else unchanged."""
+    is_known = isinstance(value, np.ndarray | np.generic | Sequence | Mapping)
+    return value if is_known or not hasattr(value, "__array__") else np.asarray(value)
+
+
 def row_of_batched(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return one row of the batched infos of a vector environment, by gymnasium's "_key" masks."""
     picked: dict[str, Any] = {}
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
+    for key, batch in infos.items():
+        mask, value = infos.get(f"_{key}"), as_numpy(batch)
         if str(key).startswith("_") or (mask is not None and not mask[row]):
             continue
         if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from appo.envs.conversion import row_of_batched
+from appo.envs.conversion import as_numpy, row_of_batched
 from appo.envs.spec import MASK_KEY, Array, BoolArray, EpisodeStats
 from appo.utils.errors import NotFinite, SpaceMismatch
 
@@ -199,7 +199,7 @@ class InfoReader:
 
     def _of_rows(self, infos: Mapping[str, Any], num_rows: int, keys: Sequence[str]) -> dict[str, Any]:
         """Return what the infos of a vector say under some keys, an entry per row."""
-        said = {key: infos[key] for key in (*keys, *(f"_{key}" for key in keys)) if key in infos}
+        said = {key: as_numpy(infos[key]) for key in (*keys, *(f"_{key}" for key in keys)) if key in infos}
         for key, value in said.items():
             self._require_rows(key, value, num_rows)
         return said
@@ -207,7 +207,7 @@ class InfoReader:
     def _require_rows(self, key: str, value: Any, num_rows: int) -> None:
         if isinstance(value, Mapping):
             for name, part in value.items():
-                self._require_rows(f"{key}: {name}", part, num_rows)
+                self._require_rows(f"{key}: {name}", as_numpy(part), num_rows)
         elif (
             not isinstance(value, np.ndarray | list | tuple)
             or (len(value) if np.ndim(value) or isinstance(value, list | tuple) else -1) != num_rows

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from appo.envs.conversion import row_of_batched
+from appo.envs.conversion import as_numpy, row_of_batched
 from appo.envs.spaces import NO_BOUND, MaskForm, Space, children, choices_of, shown_mask
 from appo.envs.spec import MASK_KEY, ActionSpec, Array, BoolArray, EnvSpec, row_name
 from appo.utils.errors import NothingAllowed, SpaceMismatch
@@ -177,6 +177,7 @@ def mask_of_batched(infos: Mapping[str, Any], row: int, size: int) -> dict[str, 
     """
     said = {key: infos[key] for key in (MASK_KEY, f"_{MASK_KEY}") if key in infos}
     parts = said.get(MASK_KEY)
+    parts = tuple(map(as_numpy, parts)) if isinstance(parts, tuple) else parts
     of_parts = isinstance(parts, tuple) and all(isinstance(part, np.ndarray) and part.ndim > 1 for part in parts)
     if of_parts and parts and sum(part[0].size for part in parts if len(part)) == size != parts[0].size:
         said[MASK_KEY] = list(zip(*parts, strict=False))

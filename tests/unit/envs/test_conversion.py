@@ -3,6 +3,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
@@ -239,15 +240,17 @@ def test_episode_stats() -> None:
     assert InfoReader("Env").stats(2, info) == EpisodeStats(2, {"kills": 3.0, "true_reward": 0.5})
 
 
-def test_row_of_batched_infos_follows_masks() -> None:
-    yes = np.array([True, False])
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_row_of_batched_infos_follows_masks(array: Any) -> None:
+    yes = array([True, False])
     infos = {
-        "episode_extra_stats": {"kills": np.array([3, 0]), "_kills": yes},
+        "episode_extra_stats": {"kills": array([3, 0]), "_kills": yes},
         "_episode_extra_stats": yes,
-        "true_reward": np.array([0.5, 0.0]),
+        "true_reward": array([0.5, 0.0]),
         "_true_reward": yes,
-        "dense": np.array([7, 8]),
+        "dense": array([7, 8]),
         "scalar": 1,
+        "numpy_scalar": np.float32(1.0),
     }
     assert row_of_batched(infos, 0) == {"episode_extra_stats": {"kills": 3}, "true_reward": 0.5, "dense": 7}
     assert row_of_batched(infos, 1) == {"dense": 8}

@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -189,6 +190,7 @@ class Dense(VectorEnv):
         ({"num_frames": np.array([1, -5, 1])}, f"num_frames: {FRAMES}, got -5"),
         ({"num_frames": np.array([1, 10**12, 1])}, f"num_frames: {FRAMES}, got 1000000000000"),
         ({"num_frames": np.array([1, 2])}, "num_frames: expected 3 entries, one per row, got array([1, 2])"),
+        ({"num_frames": torch.tensor(4)}, "num_frames: expected 3 entries, one per row, got array(4)"),
         ({"num_frames": 4}, "num_frames: expected 3 entries, one per row, got 4"),
         ({"num_frames": np.ones((3, 1), int)}, f"num_frames: {FRAMES}, got array([1])"),
         ({"true_reward": [1.0, 2.0]}, "true_reward: expected 3 entries, one per row, got 2"),
@@ -201,6 +203,21 @@ def test_arrays_of_a_vector_are_checked_entry_by_entry(infos: dict[str, Any], wo
     with pytest.raises(SpaceMismatch) as caught:
         collect(GymVector(lambda: Dense(infos), name="Dense"), 2, [0, 1, 2], lambda obs: np.zeros((3, 1), np.int32))
     assert str(caught.value) == f"Dense: info key {words}"
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_arrays_of_any_package_are_read(array: Any) -> None:
+    infos = {
+        "num_frames": array([1, 2, 3]),
+        "true_reward": array([1.0, 2.0, 4.0]),
+        "episode_extra_stats": {"kills": array([5, 6, 7])},
+        "final_obs": array([[0.0]] * 3),
+    }
+    group = GymVector(lambda: Dense(infos), name="Dense")
+    rollout = collect(group, 2, [0, 1, 2], lambda obs: np.zeros((3, 1), np.int32))
+    assert rollout.num_frames.tolist() == [[1, 2, 3]] * 2
+    expected = [{"kills": 5, "true_reward": 1}, {"kills": 6, "true_reward": 2}, {"kills": 7, "true_reward": 4}]
+    assert [stats.stats for _, stats in rollout.episodes] == expected * 2
 
 
 def test_frames_that_are_repeated_are_checked_before_they_are_added() -> None:

@@ -3,11 +3,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from appo.envs.loop.python_loop import PythonLoop
-from appo.envs.masks import ActionMasks, random_action
+from appo.envs.masks import ActionMasks, mask_of_batched, random_action
 from appo.envs.spaces import MaskForm, spec_of
 from appo.envs.spec import GroupEnv, ObservationSpec
 from appo.envs.toys.spaces import Spaces, spaces_vector
@@ -350,8 +351,8 @@ def test_no_reset_is_spent_where_there_is_no_choice() -> None:
 class DenseMasks(VectorEnv):
     """A vector of its own making whose infos hold one dense array, without gymnasium's "_action_mask"."""
 
-    def __init__(self, masks: list[list[int]]):
-        self.num_envs, self.metadata = 2, {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    def __init__(self, masks: list[list[int]], array: Any = np.array):
+        self.num_envs, self.metadata, self.array = 2, {"autoreset_mode": AutoresetMode.NEXT_STEP}, array
         self.single_observation_space, self.single_action_space = BOX, spaces.Discrete(2)
         self.masks = masks
 
@@ -360,17 +361,21 @@ class DenseMasks(VectorEnv):
 
     def step(self, actions: np.ndarray) -> tuple:
         no = np.zeros(2, bool)
-        return np.zeros((2, 3), np.float32), np.zeros(2), no, no, {"action_mask": np.array(self.masks)}
+        return np.zeros((2, 3), np.float32), np.zeros(2), no, no, {"action_mask": self.array(self.masks)}
 
 
-def test_dense_masks_of_a_vector() -> None:
-    group = GymVector(lambda: DenseMasks([[1, 0], [0, 1]]), name="Dense")
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_dense_masks_of_a_vector(array: Any) -> None:
+    group = GymVector(lambda: DenseMasks([[1, 0], [0, 1]], array), name="Dense")
     rollout = collect(group, 2, [0, 1], lambda obs: np.zeros((2, 1), np.int32))
     assert rollout.obs["action_mask"].tolist() == [[[1, 1], [1, 1]], [[1, 0], [0, 1]], [[1, 0], [0, 1]]]
     with pytest.raises(EnvironmentFailure, match="expected a mask, got none"):
         collect(
             GymVector(lambda: DenseMasks([[1, 0]]), name="Dense"), 2, [0, 1], lambda obs: np.zeros((2, 1), np.int32)
         )
+    parts = array([[1, 0], [0, 1]]), array([[1, 1, 0], [0, 1, 1]])
+    found = mask_of_batched({"action_mask": parts}, 1, 5)["action_mask"]
+    assert [part.tolist() for part in found] == [[0, 1], [0, 1, 1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
