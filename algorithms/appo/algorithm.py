@@ -63,6 +63,13 @@ class APPO(ActorCriticAlgorithm):
         room = {"batch_size": rollout} if rollout > presets.BATCH_SIZE else {}  # for one trajectory
         return (presets.IMAGES if images else presets.NUMBERS) | of_actions | room
 
+    def preset_by_cost(self, *, images: bool, rollout: int) -> Mapping[str, object]:
+        """Return flags of learning for an unknown environment whose steps cost much."""
+        if images:
+            return {}
+        small = presets.SLOW_BATCH_SIZE % rollout == 0  # a batch holds whole trajectories
+        return presets.SLOW | ({"batch_size": presets.SLOW_BATCH_SIZE} if small else {})
+
     def recorded(self, spec: EnvSpec) -> Mapping[str, Recorded]:
         """Declare the recorded fields, with logits for the KL divergence."""
         from appo.algorithms.runtime.memory.slots import Recorded  # late: --help needs no numpy

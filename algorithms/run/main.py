@@ -384,7 +384,8 @@ class Run:
         found = measure_run(self.config, partial(ask, method=first), partial(ask, method="forkserver"), cores)
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
-        return found._replace(costs=costs or found.costs)
+        found = found._replace(costs=costs or found.costs)
+        return found if self.rank is not None else found.for_slow_steps(self.config.undecided)  # ranks share flags
 
     def _shared(self, found: Measurement) -> tuple[Config, Measurement]:
         """Return all flags, and the measurement with the share of this rank in every batch."""

@@ -171,6 +171,15 @@ class Algorithm(ABC):
         of_observations = self.presets.images if images else self.presets.numbers
         return {**of_observations, **(self.presets.continuous if continuous else {})}
 
+    def preset_by_cost(self, *, images: bool, rollout: int) -> Mapping[str, object]:
+        """Return flags that replace `preset_by_kind` where a step costs many times as much as learning from the step.
+
+        Args:
+            images: whether observations contain images.
+            rollout: number of steps of a trajectory.
+        """
+        return {}
+
     def find_spec(self, flags: Any, env: EnvConfig) -> EnvSpec | None:
         """Return the spaces of the datasets of a run without actors; None: the environment declares the spaces.
 

@@ -8,15 +8,15 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appo.algorithms.run.config import Config
 from appo.algorithms.run.defaults import completed, learned_spec
-from appo.algorithms.run.placement import Sampling, require_one_per_process, topology_of
+from appo.algorithms.run.placement import SHARE_OF_LAG, Sampling, require_one_per_process, topology_of
 from appo.algorithms.run.plan import Probe, RunPlan
 from appo.algorithms.run.resources import free_bytes
 from appo.algorithms.run.tuning.choice import NOTHING, Costs, Curve, Plan, choose, threads_to_time, usual_ratio
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 BUDGET_SECONDS = 2.0
 COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
 """Limit for making a second environment: seconds, or a multiple of the time of the first one."""
+SLOW_TIMES = 20.0
+"""Cost of a step in units of learning from it from which `Algorithm.preset_by_cost` decides; some 20 % slower then."""
 BUSY_SHARE = 0.15
 """Share of the cores' time taken by other programs; a third of a core on two cores."""
 SLOW: Curve = ((1, BUDGET_SECONDS),)
@@ -81,6 +83,32 @@ class Measurement(NamedTuple):
         """Return whether other programs took so much of the machine that the costs may be far off."""
         return self.others >= BUSY_SHARE
 
+    def for_slow_steps(self, undecided: Set[str]) -> "Measurement":
+        """Return the measurement with flags that learn more from each step, if an unknown environment is slow.
+
+        Args:
+            undecided: flags that the kind of observation decides.
+        """
+        config, costs = self.probe.config, self.lasting
+        known = config.by_kind.keys() & undecided
+        if costs is None or not config.algorithm.needs_actors or not known:
+            return self
+        seconds = min(seconds / envs for envs, seconds in costs.env) / self.probe.spec.num_agents
+        times = seconds / costs.learn[0][1]
+        images = "encoder_mlp_layers" not in config.by_kind
+        asked = config.algorithm.preset_by_cost(images=images, rollout=config.learning.rollout)
+        chosen: dict[str, Any] = {name: value for name, value in asked.items() if name in known}
+        learning = replace(config.learning, **chosen)
+        updates = learning.ppo_epochs * learning.num_batches_per_iteration if chosen else 0
+        if times < SLOW_TIMES or not chosen or updates > SHARE_OF_LAG * config.sampling.max_policy_lag:
+            return self  # steps played during so many updates would be too old
+        words = " ".join(f"{name}={value}" for name, value in chosen.items())
+        log.info("a step costs %.0f times as much as learning from it, so it is learned from more: %s", times, words)
+        dearer = _steps_per_sample(learning) / _steps_per_sample(config.learning)
+        learn = tuple((threads, seconds * dearer) for threads, seconds in costs.learn)
+        config = replace(config, learning=learning, by_kind={**config.by_kind, **chosen})
+        return self._replace(probe=replace(self.probe, config=config), costs=replace(costs, learn=learn))
+
     def plan(self, planned: Config, cores: int) -> Plan:
         """Return the plan of a start by measured costs, under flags of sampling that may differ from the run's."""
         spec, models, config = self.probe.spec, self.probe.models, self.probe.config
@@ -92,6 +120,11 @@ class Measurement(NamedTuple):
             return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
         return choose(self.costs, planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))
+
+
+def _steps_per_sample(learning: Any) -> float:
+    """Return optimizer steps per sample, with which the costs of small batches grow."""
+    return float(learning.ppo_epochs) / float(learning.batch_size)
 
 
 def measure_run(config: Config, ask_environment: Inquire, ask_network: Inquire, cores: int) -> Measurement:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from appo.algorithms.run.config import Config, resolve
+from appo.algorithms.run.config import Config, parse_train_flags, resolve
 from appo.algorithms.run.defaults import completed
 from appo.algorithms.run.placement import plan_workers
 from appo.algorithms.run.plan import Probe
@@ -245,6 +245,46 @@ def test_threads_of_an_encoder_of_images_are_timed() -> None:
         assert machine.threads() == 1
     finally:
         machine.limit_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "times", "expected"),
+    [
+        ((), 30.0, {"ppo_epochs": 10, "batch_size": 128}),
+        ((), 19.0, {}),
+        (("--ppo_epochs=4",), 30.0, {"batch_size": 128}),
+        (("--rollout=256",), 30.0, {"ppo_epochs": 10}),  # a batch holds whole trajectories
+        (("--num_batches_per_iteration=8",), 30.0, {}),  # steps of the second half of training would be too old
+        (("--algo=SAC",), 30.0, {}),
+        (("--env=CartPole-v1",), 30.0, {}),  # has a preset
+    ],
+)
+def test_more_is_learned_from_steps_that_cost_much(
+    flags: tuple[str, ...], times: float, expected: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    asked = resolve(parse_train_flags(["--env=mine:Game", *flags]))[0]
+    spec = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 1),))) if "--algo=SAC" in flags else SPEC
+    costs = Costs(env=((1, 2e-3), (4, 8e-3 * times / 30)), act=((1, 1e-5),), learn=((1, 2e-3 / 30),), env_bytes=0)
+    found = Measurement(Probe(spec, MODELS, completed(asked, spec)), costs, 0.0)
+    slow = found.for_slow_steps(asked.undecided)
+    before, after = found.probe.config.to_flat(), slow.probe.config.to_flat()
+    assert {name: value for name, value in after.items() if value != before[name]} == expected
+    assert after.items() >= expected.items()
+    assert len(caplog.records) == bool(expected)
+    assert slow.costs is not None
+    dearer = {0: 1.0, 1: 2.0 if "batch_size" in expected else 2.5, 2: 5.0}[len(expected)]
+    assert slow.costs.learn[0][1] == pytest.approx(costs.learn[0][1] * dearer)
+
+
+def test_a_guess_of_costs_decides_nothing_of_learning() -> None:
+    asked = resolve(parse_train_flags(["--env=mine:Game"]))[0]
+    costs = Costs(env=((1, 1.0),), act=((1, 1e-5),), learn=((1, 1e-5),), env_bytes=0)
+    found = Measurement(Probe(SPEC, MODELS, completed(asked, SPEC)), costs, 0.0)
+    assert found.for_slow_steps(asked.undecided) is not found
+    for unsure in (found._replace(guessed=True), found._replace(others=0.5), found._replace(costs=None)):
+        assert unsure.for_slow_steps(asked.undecided) is unsure
+    assert found.for_slow_steps(frozenset()) is found  # a run that resumes keeps its flags
 
 
 # ---- what main makes of it
