@@ -84,7 +84,7 @@ clean:
 
 # torch first, by its pinned version, so that nothing else can choose another.
 $(STAMP): constraints.txt setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.x")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "error: Python 3.11 to 3.13 is needed: make PYTHON=python3.13")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch setuptools wheel
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[all,dev]"

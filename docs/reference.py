@@ -35,10 +35,10 @@ FRAMEWORKS = {
     ),
     "cleanrl": (
         "CleanRL",
-        ("seed", "track", "learning_rate", "gamma", "gae_lambda", "max_grad_norm", "target_kl"),
-        "`--env-id CartPole-v1 --track` of its `ppo` is `appo train --algo=PPO --env=CartPole-v1 --track=wandb`: a"
-        " tracker is named. Dashes in flags are taken for underscores. `--batch_size` is a minibatch here,"
-        " and a preset decides flags that nobody gives: `--print_config` prints all values.",
+        ("seed", "learning_rate", "gamma", "gae_lambda", "max_grad_norm", "target_kl"),
+        "`--env-id CartPole-v1 --track` of its `ppo` is `appo train --algo=PPO --env=CartPole-v1 --track=wandb`:"
+        " `--track` needs a name. Dashes in flags are taken for underscores. `--batch_size` is a minibatch here, and"
+        " a preset decides flags that nobody gives: `--print_config` prints all values.",
     ),
     "rllib": (
         "RLlib",

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -205,7 +205,7 @@ def make_alone(config: EnvConfig, *, window: bool = False) -> GroupEnv:
     if window:
         try:
             return make_group(alone, 1, render_mode="human")
-        except CannotBeDrawn as error:
+        except (CannotBeDrawn, EnvironmentFailure) as error:  # a refused mode may be any error
             sys.stderr.write(printable(f"warning: no window: {error}\n"))
     try:
         return make_group(alone, 1)
@@ -241,7 +241,7 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> SingleEnv:
     target = _target_of(config)
     arguments: dict[str, Any] = config.env_kwargs | ({"render_mode": render_mode} if render_mode else {})
     adapter = _adapter(target)
-    with _construction(config.env):
+    with _construction(config.env, arguments):
         if adapter is not None and isinstance(target, Registration):
             env = adapter.make_single(target, config, arguments)
         else:
@@ -313,7 +313,7 @@ def _make_vector(config: EnvConfig, target: Registration | Factory, num_envs: in
     arguments: dict[str, Any] = config.env_kwargs | _vector_arguments(config, target)
     if "num_envs" in arguments:
         raise UsageError("--env_kwargs num_envs: a vector is made as large as --num_envs_per_worker asks; leave it out")
-    with _construction(config.env):
+    with _construction(config.env, arguments):
         if isinstance(target, Registration):
             env: Any = gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **arguments)
         else:
@@ -415,7 +415,7 @@ def _adapter(target: Registration | Factory) -> Adapter | None:
 
 
 @contextmanager
-def _construction(name: str) -> Iterator[None]:
+def _construction(name: str, arguments: Collection[str] = ()) -> Iterator[None]:
     """Silence the warnings of construction and turn errors into one line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -426,10 +426,11 @@ def _construction(name: str) -> Iterator[None]:
         except (TypeError, gymnasium.error.Error) as error:
             if any("unexpected keyword argument 'render_mode'" in str(one) for one in (error, error.__cause__)):
                 raise CannotBeDrawn(f"{name} cannot be drawn: it takes no render_mode") from error
-            if "unexpected keyword argument" in str(error):
+            if any(f"unexpected keyword argument '{argument}'" in str(error) for argument in arguments):
                 raise UsageError(f"{name} refuses its arguments (--env_kwargs): {one_line(error)}") from error
             is_call = "missing" in str(error) and "required" in str(error) and not comes_from_own_code(error)
-            if is_call and (missing := re.findall(r"'(\w+)'", str(error).partition(" required ")[2])):
+            listed = str(error).partition(" required ")[2].partition(" was raised ")[0]
+            if is_call and (missing := re.findall(r"'(\w+)'", listed)):
                 values = " ".join(f"{argument}=VALUE" for argument in missing)
                 raise UsageError(f"{name} needs arguments: --env_kwargs {values} ({one_line(error)})") from error
             reraise(name, error)

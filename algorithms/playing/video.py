@@ -18,7 +18,7 @@ import numpy as np
 from appo.algorithms.playing.config import headless
 from appo.envs.agents.multi_agent import loop_over
 from appo.envs.config import EnvConfig
-from appo.envs.conversion import reraise
+from appo.envs.conversion import close_env, reraise
 from appo.envs.loop.env_set import SingleEnv
 from appo.envs.make import counting_frames, is_vector_only, make_single
 from appo.envs.spaces import ActionForm
@@ -204,9 +204,9 @@ def make_drawn(config: EnvConfig) -> SingleEnv:
     try:
         modes = asked.metadata.get("render_modes") or ()
         natural_steps_per_second(asked)
-        asked.close()
     except BaseException as error:
         reraise(config.env, error)
+    close_env(asked, config.env, stacklevel=2)
     if "rgb_array" not in modes:
         known = ", ".join(map(str, modes)) or "none"
         raise UsageError(f"{config.env} cannot be filmed: no rgb_array among its render modes ({known})")

@@ -187,6 +187,10 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
     return Finding("processes", "ok", f"start in {1e3 * seconds[1]:.0f} ms, after {seconds[0]:.1f} s for the first one")
 
 
+def _of_one_rank(found: Measurement, ranks: int) -> Measurement:
+    return found._replace(probe=replace(found.probe, config=share_of(found.probe.config, Rank(0, ranks))))
+
+
 def of_environment(
     config: Config,
     inquire: Callable[..., inquiry.Inquiry],
@@ -206,8 +210,7 @@ def of_environment(
         def measure(one: Config) -> Measurement:
             asked = partial(inquire, method="forkserver")
             measured = measure_run(one, ask, asked, timed_cores if one.device == "cpu" else 0)
-            shared = share_of(measured.probe.config, Rank(0, ranks) if ranks > 1 else None)
-            return measured._replace(probe=replace(measured.probe, config=shared))
+            return _of_one_rank(measured, ranks) if ranks > 1 else measured.for_slow_steps(one.undecided)
 
         timed = measure(config)
         found = timed if tunes else timed._replace(costs=None)

@@ -268,6 +268,7 @@ class PythonLoop:
 def _explained(name: str, error: BaseException) -> BaseException:
     """Return a line about the form of a step, if the error comes from unpacking a step and not from inside the env."""
     own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    own_line |= "values to unpack (expected 5" in str(error)  # in a wrapper
     if not (own_line and isinstance(error, TypeError | ValueError)):
         return error
     mismatch = SpaceMismatch(

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from appo.algorithms.run.config import Config
+from appo.algorithms.run.config import Config, check
 from appo.algorithms.run.defaults import completed, learned_spec
 from appo.algorithms.run.placement import SHARE_OF_LAG, Sampling, require_one_per_process, topology_of
 from appo.algorithms.run.plan import Probe, RunPlan
@@ -28,6 +28,7 @@ from appo.algorithms.runtime.processes.process import failure_of, isolate
 from appo.algorithms.runtime.processes.supervisor import WorkerError
 from appo.envs.make import alone, check_name, make_first, with_company, with_precision
 from appo.envs.spec import EnvSpec
+from appo.utils.errors import UsageError
 from appo.utils.system import machine
 from appo.utils.system.memory import held_bytes
 from appo.utils.system.signal_watch import SignalWatch
@@ -89,7 +90,8 @@ class Measurement(NamedTuple):
         Args:
             undecided: flags that the kind of observation decides.
         """
-        config, costs = self.probe.config, self.lasting
+        # The ratio of two costs is about the same beside other programs.
+        config, costs = self.probe.config, None if self.guessed or self.alone else self.costs
         known = config.by_kind.keys() & undecided
         if costs is None or not config.algorithm.needs_actors or not known:
             return self
@@ -102,12 +104,16 @@ class Measurement(NamedTuple):
         updates = learning.ppo_epochs * learning.num_batches_per_iteration if chosen else 0
         if times < SLOW_TIMES or not chosen or updates > SHARE_OF_LAG * config.sampling.max_policy_lag:
             return self  # steps played during so many updates would be too old
+        whole = replace(config, learning=learning, by_kind={**config.by_kind, **chosen})
+        try:
+            check(whole)
+        except UsageError:  # beside flags that were given
+            return self
         words = " ".join(f"{name}={value}" for name, value in chosen.items())
         log.info("a step costs %.0f times as much as learning from it, so it is learned from more: %s", times, words)
         dearer = _steps_per_sample(learning) / _steps_per_sample(config.learning)
         learn = tuple((threads, seconds * dearer) for threads, seconds in costs.learn)
-        config = replace(config, learning=learning, by_kind={**config.by_kind, **chosen})
-        return self._replace(probe=replace(self.probe, config=config), costs=replace(costs, learn=learn))
+        return self._replace(probe=replace(self.probe, config=whole), costs=replace(costs, learn=learn))
 
     def plan(self, planned: Config, cores: int) -> Plan:
         """Return the plan of a start by measured costs, under flags of sampling that may differ from the run's."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -437,7 +437,56 @@ class Bare(VectorEnv[Any, Any, Any]):
         vars(self).update({"num_envs": num_envs, "single_action_space": Limited.action_space} | known)
 
 
+class Mistyped(Limited):
+    def __init__(self) -> None:
+        super().__init__()
+        spaces.Box(0, 1, shap=(2,))  # type: ignore[call-arg]
+
+
+class Needy(Limited):
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, level: str = "easy", size: int | None = None, render_mode: str | None = None) -> None:
+        assert render_mode is None or render_mode in self.metadata["render_modes"]
+        if size is None:
+            raise TypeError("Needy() missing 1 required positional argument: 'size'")
+        super().__init__()
+
+
+class FourValues(Limited):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
 HERE = "tests.unit.envs.test_make"
+
+
+def test_what_the_code_of_an_environment_mistypes_is_no_argument_of_the_user() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"Mistyped raised TypeError: .* unexpected keyword argument 'shap'"):
+        make_single(EnvConfig(f"{HERE}:Mistyped"))
+    with pytest.raises(UsageError, match=r"refuses its arguments \(--env_kwargs\): .*'shap'"):
+        make_single(EnvConfig(f"{HERE}:Mistyped", env_kwargs={"shap": 1}))
+
+
+def test_only_missing_arguments_are_asked_for() -> None:
+    gymnasium.register("Needy-v0", lambda level, size: Limited())
+    try:
+        with pytest.raises(UsageError, match=r"^Needy-v0 needs arguments: --env_kwargs size=VALUE \("):
+            make_single(EnvConfig("Needy-v0", env_kwargs={"level": "easy"}))
+    finally:
+        del gymnasium.registry["Needy-v0"]
+
+
+def test_a_refused_window_is_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    make_alone(EnvConfig(f"{HERE}:Needy", env_kwargs={"size": 1}), window=True).close()
+    assert capfd.readouterr().err.startswith(f"warning: no window: {HERE}:Needy raised AssertionError")
+
+
+def test_a_step_of_four_values_is_told_behind_a_wrapper_too() -> None:
+    group = make_group(EnvConfig(f"{HERE}:FourValues", horizon=5), 1)
+    with pytest.raises(SpaceMismatch, match=r"FourValues: step must return \(observation, reward, terminated, trunc"):
+        collect(group, 1, [0], lambda obs: ONE)
+    group.close()
 
 
 @pytest.mark.parametrize("vectorization", ["auto", "native"])

@@ -253,6 +253,16 @@ def test_environments_that_cannot_be_filmed(config: EnvConfig, text: str) -> Non
         make_drawn(config)
 
 
+class Clinging(Drawn):
+    def close(self) -> None:
+        raise RuntimeError("nothing was drawn")
+
+
+def test_an_environment_that_cannot_be_closed_can_be_filmed() -> None:
+    with pytest.warns(UserWarning, match="Clinging raised RuntimeError in close: nothing was drawn"):
+        make_drawn(named(Clinging))
+
+
 def test_without_a_display_nothing_looks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "MUJOCO_GL"):
         monkeypatch.setenv(name, "as before")  # restored afterwards, whatever is set meanwhile

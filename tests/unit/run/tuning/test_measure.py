@@ -255,6 +255,7 @@ def test_threads_of_an_encoder_of_images_are_timed() -> None:
         (("--ppo_epochs=4",), 30.0, {"batch_size": 128}),
         (("--rollout=256",), 30.0, {"ppo_epochs": 10}),  # a batch holds whole trajectories
         (("--num_batches_per_iteration=8",), 30.0, {}),  # steps of the second half of training would be too old
+        (("--microbatch_size=256",), 30.0, {}),  # larger than the smaller batch: the run could not resume
         (("--algo=SAC",), 30.0, {}),
         (("--env=CartPole-v1",), 30.0, {}),  # has a preset
     ],
@@ -282,7 +283,7 @@ def test_a_guess_of_costs_decides_nothing_of_learning() -> None:
     costs = Costs(env=((1, 1.0),), act=((1, 1e-5),), learn=((1, 1e-5),), env_bytes=0)
     found = Measurement(Probe(SPEC, MODELS, completed(asked, SPEC)), costs, 0.0)
     assert found.for_slow_steps(asked.undecided) is not found
-    for unsure in (found._replace(guessed=True), found._replace(others=0.5), found._replace(costs=None)):
+    for unsure in (found._replace(guessed=True), found._replace(alone=True), found._replace(costs=None)):
         assert unsure.for_slow_steps(asked.undecided) is unsure
     assert found.for_slow_steps(frozenset()) is found  # a run that resumes keeps its flags
 
