@@ -256,10 +256,8 @@ def algorithm_of(given: Mapping[str, object]) -> str:
     """
     if path := given.get("config"):
         with contextlib.suppress(UsageError):  # `resolve` reports the error
-            names, file = (
-                ("algo", "env", "env_kwargs", "preset", *LOCATION[1:]),
-                written_in(read_mapping(Path(str(path))), "config"),
-            )
+            names = ("algo", "env", "env_kwargs", "preset", *LOCATION[1:])
+            file = written_in(read_mapping(Path(str(path))), "config")
             file = {name: value for name, value in file.items() if name in names}
             given = {**file, **{name: value for name, value in given.items() if name != "algo" or value}}
     asked, new = _asked_algorithm(given), chosen_algorithm(given)
