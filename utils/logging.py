@@ -140,19 +140,32 @@ def recent_warnings() -> tuple[str, ...]:
     return tuple(_recent.lines)
 
 
+class _LastResort(logging.Handler):
+    """Prints warnings where no handler is set up, as Python does where it finds none."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        others = [one for one in (*logging.root.handlers, *logging.getLogger("appo").handlers) if one not in _KEEPING]
+        if not others and logging.lastResort:
+            logging.lastResort.handle(record)
+
+
+_KEEPING = (_recent, _LastResort(logging.WARNING))
+
+
 @contextlib.contextmanager
 def kept_warnings() -> Iterator[None]:
     """Keep what `recent_warnings` returns in a program of others, whose logging stays as it is."""
-    _recent.lines.clear()
-    # Where no handler is set up, Python prints warnings by its last resort, but no longer beside a handler.
     ours = logging.getLogger("appo")
-    added = [_recent, *([] if ours.hasHandlers() or not logging.lastResort else [logging.lastResort])]
-    for handler in added:
+    if _recent in ours.handlers:  # of a run that encloses this one
+        yield
+        return
+    _recent.lines.clear()
+    for handler in _KEEPING:
         ours.addHandler(handler)
     try:
         yield
     finally:
-        for handler in added:
+        for handler in _KEEPING:
             ours.removeHandler(handler)
 
 

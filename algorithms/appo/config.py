@@ -55,6 +55,11 @@ class APPOConfig(InputConfig, SurrogateConfig):
             )
         if not self.with_vtrace:
             raise UsageError("--input: what others have done is learned from with V-trace, not --with_vtrace=False")
+        if self.lr_schedule.startswith("kl_adaptive") or self.target_kl:
+            flag = f"--target_kl={self.target_kl:g}" if self.target_kl else f"--lr_schedule={self.lr_schedule}"
+            raise UsageError(
+                f"{flag}: with --input, the KL divergence of a batch counts played steps only, some or none"
+            )
         if self.macro_batch_columns < 2:
             raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")
 

@@ -131,6 +131,8 @@ class APPOLearner(SurrogateLearner):
         behavior_value = self.behavior_value(batch, value)
         with torch.set_grad_enabled(c.kl_loss_coeff > 0):  # from the acting policy to the current policy
             kl = ActionDistribution(policy.parts, batch.recorded["logits"], policy.action_mask).kl(current)
+        if IS_READ in batch.recorded:  # the distance to the policies of datasets measures no step of this one
+            kl = kl.masked_fill(batch.recorded[IS_READ], 0.0)
         goal = model.normalize_value(target.target)
         terms = {
             "policy_loss": self.policy_loss(ratio, advantage),
@@ -142,8 +144,6 @@ class APPOLearner(SurrogateLearner):
             "value_mean": current_value[:-1],
         }
         means = losses.masked_means(terms, valid)
-        if IS_READ in batch.recorded:  # the distance to the policies of datasets measures no step of this one
-            means["kl_divergence"] = losses.masked_mean(kl, valid & ~batch.recorded[IS_READ])
         exploration_loss = -self.exploration_coeff * means["entropy"]
         if c.exploration_loss == "symmetric_kl" and c.exploration_loss_coeff:
             to_uniform = losses.symmetric_kl_loss(policy.symmetric_kl_to_uniform(), valid)

@@ -69,6 +69,8 @@ class NumpyUpdate:
         advantage, deviation = surrogate.normalized(advantage, valid, self._whole_moments(batch, advantage))
         acted_value, e = _acted_value(batch, return_value[:-1]), learner.clip_ratio.item()
         kl = current.kl_from(batch.recorded["logits"].flatten(0, 1).numpy())
+        if IS_READ in batch.recorded:
+            kl = np.where(batch.recorded[IS_READ].numpy().reshape(-1), ZERO, kl)
         fields = (valid, log_prob, advantage, value[:-1], (acted_value - mean) / std, (target - mean) / std)
         metrics, *gradients = surrogate.differentiate(
             policy,
@@ -82,9 +84,6 @@ class NumpyUpdate:
                 "value_mean": return_value[:-1].reshape(-1),
             },
         )
-        if IS_READ in batch.recorded:
-            played = (valid & ~batch.recorded[IS_READ].numpy()).reshape(-1)
-            metrics["kl_divergence"] = float(kl[played].sum()) / max(1, int(played.sum()))
         network.backward(*gradients)
         explained = surrogate.explained_variance(acted_value, target, valid)
         return torch.from_numpy(target), {**metrics, "advantage_std": deviation, EXPLAINED: explained}

@@ -31,6 +31,7 @@ class FlatOptimizer:
     Attributes:
         gradient: [P] target of `backward`.
         learning_rate: scalar on the device.
+        empty: steps skipped for want of a valid step, scalar on the device.
         skipped_in_a_row: steps lost to numbers that are not finite, since the last good step; scalar on the device.
     """
 
@@ -42,7 +43,7 @@ class FlatOptimizer:
         self.config, self.weights, self.rate, self._names = config, weights, rate, names
         self.gradient, self._means = torch.zeros_like(weights), weights.new_zeros(len(names), len(weights))
         self.learning_rate = torch.tensor(self.asked_rate, dtype=torch.float32, device=weights.device)
-        self.skipped_in_a_row = torch.zeros_like(self.learning_rate)
+        self.skipped_in_a_row, self.empty = (torch.zeros_like(self.learning_rate) for _ in range(2))
         self._used_rate = self.learning_rate.clone()
 
     @property

@@ -251,6 +251,11 @@ class FlatLearner(ABC):
             text = "returns differ by %.1e only, so little or nothing is learned: give --reward_scale=%g"
             log.warning(text, deviation, scale)
 
+    @property
+    def empty_updates(self) -> int:
+        """Return the number of updates that had no valid step, which are neither good nor lost."""
+        return int(self.optimizer.empty)
+
     def _skipped_in_a_row(self) -> float:
         return max(float(optimizer.skipped_in_a_row) for optimizer in self.optimizers)
 

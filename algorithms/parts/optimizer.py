@@ -54,6 +54,7 @@ class FlatAdam(FlatOptimizer):
         skipped, lost = (~(finite & learnable)).float(), (~finite).float()
         self._adam(skipped)
         self.skipped_in_a_row.add_(lost).mul_(skipped)
+        self.empty.add_(skipped).sub_(lost)
         self.count(kl, skipped)
         return norm, lost
 

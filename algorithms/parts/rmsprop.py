@@ -42,6 +42,7 @@ class FlatRMSProp(FlatOptimizer):
             self.skipped_in_a_row += 1
             return norm, torch.ones(())
         if not learnable:
+            self.empty += 1
             return norm, torch.zeros(())
         if c.max_grad_norm:
             self.gradient.mul_((c.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))

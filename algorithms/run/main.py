@@ -385,7 +385,9 @@ class Run:
         if self.janitor.owns_main:  # from here on environments are in other processes
             prctl.adopt_orphans(yes=False)
         found = found._replace(costs=costs or found.costs)
-        return found if self.rank is not None else found.for_slow_steps(self.config.undecided)  # ranks share flags
+        if self.rank is not None or self.config.sampling.ray:  # ranks need equal flags; the cores are elsewhere, too
+            return found
+        return found.for_slow_steps(self.config.undecided, self.cores)
 
     def _shared(self, found: Measurement) -> tuple[Config, Measurement]:
         """Return all flags, and the measurement with the share of this rank in every batch."""

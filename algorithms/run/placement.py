@@ -55,7 +55,7 @@ def plan_workers(config: Config, cores: int, placement: Placement, num_agents: i
     if config.algorithm.whole_rollouts:
         most = cores  # no batch of all is collected, for which trajectories would grow old
     num_workers = s.num_workers or (1 if placement == "serial" else max(1, min(cores, most)))
-    fewest = num_workers if s.num_workers else 1
+    fewest = num_workers if s.num_workers else -(-num_workers // 2)  # idle cores would cost more than older steps
     plans = [_with_workers(n, config, splits, placement, num_agents) for n in range(num_workers, fewest - 1, -1)]
     return next((plan for plan in plans if fills_evenly(plan, config, num_agents)), plans[0])
 

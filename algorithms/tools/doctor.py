@@ -188,7 +188,8 @@ def of_processes(janitor: Janitor, inquire: Callable[..., inquiry.Inquiry]) -> F
 
 
 def _of_one_rank(found: Measurement, ranks: int) -> Measurement:
-    return found._replace(probe=replace(found.probe, config=share_of(found.probe.config, Rank(0, ranks))))
+    rank = Rank(0, ranks) if ranks > 1 else None
+    return found._replace(probe=replace(found.probe, config=share_of(found.probe.config, rank)))
 
 
 def of_environment(
@@ -210,7 +211,8 @@ def of_environment(
         def measure(one: Config) -> Measurement:
             asked = partial(inquire, method="forkserver")
             measured = measure_run(one, ask, asked, timed_cores if one.device == "cpu" else 0)
-            return _of_one_rank(measured, ranks) if ranks > 1 else measured.for_slow_steps(one.undecided)
+            alone = tunes and ranks == 1 and not config.sampling.ray
+            return _of_one_rank(measured.for_slow_steps(one.undecided, cores) if alone else measured, ranks)
 
         timed = measure(config)
         found = timed if tunes else timed._replace(costs=None)

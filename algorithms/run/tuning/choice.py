@@ -196,9 +196,14 @@ def _margin(macro_batches: float) -> float:
 
 
 def _young(plans: Iterable[Sampling], config: Config, num_agents: int) -> list[Sampling]:
-    """Return the plans with at most `most_envs` environments, or with the fewest of all; even ones, if there are."""
+    """Return the plans with at most `most_envs` environments, or with the fewest of all.
+
+    Only even plans are returned, if they use half as many actors at least.
+    """
     distinct = list(dict.fromkeys(plans))
-    distinct = [plan for plan in distinct if fills_evenly(plan, config, num_agents)] or distinct
+    even = [plan for plan in distinct if fills_evenly(plan, config, num_agents)]
+    if even and 2 * max(plan.num_workers for plan in even) >= max(plan.num_workers for plan in distinct):
+        distinct = even
     most = max(most_envs(config, num_agents), min(map(_envs, distinct)))
     return [plan for plan in distinct if _envs(plan) <= most]
 
@@ -271,7 +276,10 @@ def candidates(config: Config, cores: int, num_agents: int = 1) -> Iterator[Samp
             continue
         halves = placement == "central" and not s.num_envs_per_worker % 2
         splits = (s.worker_num_splits,) if s.worker_num_splits else (1, 2) if halves else (1,)
-        workers, threads = _counts(s.num_workers, cores), _counts(s.learner_main_loop_num_cores, thread_limit(cores))
+        workers = _counts(s.num_workers, cores)
+        if config.takes_turns:  # the rules know a number of actors whose rounds make whole iterations
+            workers = sorted({*workers, plan_workers(config, cores, placement, num_agents).num_workers})
+        threads = _counts(s.learner_main_loop_num_cores, thread_limit(cores))
         for num_workers, num_splits, learner_threads, share in product(workers, splits, threads, SHARES):
             given = replace(s, num_workers=num_workers, worker_num_splits=num_splits)
             plan = plan_workers(replace(config, sampling=given), cores, placement, num_agents)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from appo.algorithms.run.config import Config, check
 from appo.algorithms.run.defaults import completed, learned_spec
-from appo.algorithms.run.placement import SHARE_OF_LAG, Sampling, require_one_per_process, topology_of
+from appo.algorithms.run.placement import SHARE_OF_LAG, Sampling, most_envs, require_one_per_process, topology_of
 from appo.algorithms.run.plan import Probe, RunPlan
 from appo.algorithms.run.resources import free_bytes
 from appo.algorithms.run.tuning.choice import NOTHING, Costs, Curve, Plan, choose, threads_to_time, usual_ratio
@@ -38,8 +38,11 @@ log = logging.getLogger(__name__)
 BUDGET_SECONDS = 2.0
 COMPANY_SECONDS, COMPANY_FACTOR = 10.0, 3.0
 """Limit for making a second environment: seconds, or a multiple of the time of the first one."""
-SLOW_TIMES = 20.0
-"""Cost of a step in units of learning from it from which `Algorithm.preset_by_cost` decides; some 20 % slower then."""
+SLOW_TIMES = 10.0
+"""Cost of a step on each core, in units of learning from it, from which `Algorithm.preset_by_cost` decides.
+
+With five times as much learning the learner is then busy half of the time, and two cores are a fifth slower.
+"""
 BUSY_SHARE = 0.15
 """Share of the cores' time taken by other programs; a third of a core on two cores."""
 SLOW: Curve = ((1, BUDGET_SECONDS),)
@@ -84,11 +87,12 @@ class Measurement(NamedTuple):
         """Return whether other programs took so much of the machine that the costs may be far off."""
         return self.others >= BUSY_SHARE
 
-    def for_slow_steps(self, undecided: Set[str]) -> "Measurement":
+    def for_slow_steps(self, undecided: Set[str], cores: int) -> "Measurement":
         """Return the measurement with flags that learn more from each step, if an unknown environment is slow.
 
         Args:
             undecided: flags that the kind of observation decides.
+            cores: cores of the run.
         """
         # The ratio of two costs is about the same beside other programs.
         config, costs = self.probe.config, None if self.guessed or self.alone else self.costs
@@ -101,10 +105,9 @@ class Measurement(NamedTuple):
         asked = config.algorithm.preset_by_cost(images=images, rollout=config.learning.rollout)
         chosen: dict[str, Any] = {name: value for name, value in asked.items() if name in known}
         learning = replace(config.learning, **chosen)
-        updates = learning.ppo_epochs * learning.num_batches_per_iteration if chosen else 0
-        if times < SLOW_TIMES or not chosen or updates > SHARE_OF_LAG * config.sampling.max_policy_lag:
-            return self  # steps played during so many updates would be too old
         whole = replace(config, learning=learning, by_kind={**config.by_kind, **chosen})
+        if times < SLOW_TIMES * cores or not chosen or _needs_young_steps(whole, self.probe.spec.num_agents, cores):
+            return self
         try:
             check(whole)
         except UsageError:  # beside flags that were given
@@ -126,6 +129,13 @@ class Measurement(NamedTuple):
             return sum(field.nbytes for field in RunPlan(config, spec, models, topology, budget, "cpu", 0).fields())
 
         return choose(self.costs, planned, spec.num_agents, cores, memory, free_bytes(config.sampling.memory_limit_mb))
+
+
+def _needs_young_steps(config: Config, num_agents: int, cores: int) -> bool:
+    """Return whether so many updates in an iteration would make steps too old, or leave cores without an actor."""
+    updates = config.learning.ppo_epochs * config.learning.num_batches_per_iteration
+    too_old = updates > SHARE_OF_LAG * config.sampling.max_policy_lag
+    return bool(too_old or most_envs(config, num_agents) < cores)
 
 
 def _steps_per_sample(learning: Any) -> float:

@@ -327,7 +327,8 @@ class LearnerWorker:
 
     def _heed(self, skipped_in_a_row: int, batch: Batch | None) -> None:
         """Roll back after too many skipped updates; raise NumericsError, with a batch, if rollbacks have not helped."""
-        verdict = self.rollback_rule.judge(skipped_in_a_row, self.learner.updates)
+        updates = self.learner.updates - getattr(self.learner, "empty_updates", 0)
+        verdict = self.rollback_rule.judge(skipped_in_a_row, updates)
         self._gives_up = verdict == "give up" and batch is None  # the incident needs the next batch
         if verdict == "go on" or self._gives_up:
             return

@@ -35,7 +35,7 @@ class RollbackRule:
 
         Args:
             skipped_in_a_row: updates since the last good one, or since the rollback after it.
-            updates: updates of the learner so far, skipped ones included.
+            updates: updates of the learner so far, with skipped ones, but without those that had no valid step.
         """
         if skipped_in_a_row < updates - self._updates:  # one since the last rollback was good
             self._in_vain = 0

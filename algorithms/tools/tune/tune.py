@@ -168,6 +168,10 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
         require_effect(space, of_runs, source)
         for name, value in refused(space, of_runs):
             say(f"{source}: a start refuses {name}={words_of(value)} beside trial 0, whose values then take its place")
+    # A start with the winner's flags would let the cost of a step decide these, which no trial measures.
+    images = "encoder_mlp_layers" not in preset.by_kind
+    by_cost = preset.algorithm.preset_by_cost(images=images, rollout=preset.learning.rollout).keys() & preset.by_kind
+    shared |= {name: preset.to_flat()[name] for name in sorted(by_cost - space.keys())}
     settings = Settings(asked, shared, preset.to_flat(), content, frames)
     for line in dead_flags(of_runs, given, space):
         say(line)

@@ -54,6 +54,7 @@ def config_of(**flags: object) -> Config:
         ("central", 12, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512}, (8, 2, 2)),
         ("local", 3, {"num_minibatches_to_accumulate": 0}, (2, 16, 1)),
         ("local", 3, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 512, "num_workers": 3}, (3, 5, 1)),
+        ("local", 16, {"algo": "PPO", "num_batches_per_iteration": 1, "batch_size": 34 * 32}, (16, 2, 1)),  # not 2 x 17
         ("local", 3, {"algo": "PPO", "num_batches_per_iteration": 1, "lockstep": True}, (3, 10, 1)),
         ("local", 64, {"algo": "A3C", "batch_size": None, "num_envs_per_worker": 8}, (64, 8, 1)),  # nobody waits
     ],

@@ -47,7 +47,9 @@ ours = logging.getLogger("appo.algorithms")
 if sys.argv[1:] == ["ours"]:
     logging.getLogger("appo").addHandler(logging.StreamHandler())
 ours.warning("before")
-with kept_warnings():
+with kept_warnings(), kept_warnings():
+    if sys.argv[1:] == ["late"]:
+        logging.basicConfig(format="theirs: %(message)s")
     logging.getLogger("theirs").warning("no warning of ours")
     ours.info("hidden")
     ours.warning("within")
@@ -55,10 +57,17 @@ ours.warning("after")
 print(*(line.partition(" ")[2] for line in recent_warnings()), len(logging.getLogger("appo").handlers))
 """
     said = ("before", "no warning of ours", "within", "after")
-    for place, head, handlers in ((), "", 0), (("root",), "theirs: ", 0), (("ours",), "", 1):
+    for place, head, handlers in (
+        ((), "", 0),
+        (("root",), "theirs: ", 0),
+        (("ours",), "", 1),
+        (("late",), "theirs: ", 0),
+    ):
         child = run_python(script, *place)
         assert (child.returncode, child.stdout) == (0, f"within {handlers}\n")
-        assert child.stderr.splitlines() == [f"{head}{line}" for line in said]
+        printed = child.stderr.splitlines()
+        assert [line.removeprefix("theirs: ") for line in printed] == list(said)
+        assert all(line.startswith(head) for line in printed[place == ("late",) :])
 
 
 def test_a_worker_writes_to_its_file_and_dumps_its_stacks_there(tmp_path):

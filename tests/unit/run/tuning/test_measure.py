@@ -248,27 +248,28 @@ def test_threads_of_an_encoder_of_images_are_timed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "times", "expected"),
+    ("flags", "times", "cores", "expected"),
     [
-        ((), 30.0, {"ppo_epochs": 10, "batch_size": 128}),
-        ((), 19.0, {}),
-        (("--ppo_epochs=4",), 30.0, {"batch_size": 128}),
-        (("--rollout=256",), 30.0, {"ppo_epochs": 10}),  # a batch holds whole trajectories
-        (("--num_batches_per_iteration=8",), 30.0, {}),  # steps of the second half of training would be too old
-        (("--microbatch_size=256",), 30.0, {}),  # larger than the smaller batch: the run could not resume
-        (("--algo=SAC",), 30.0, {}),
-        (("--env=CartPole-v1",), 30.0, {}),  # has a preset
+        ((), 30.0, 3, {"ppo_epochs": 10, "batch_size": 128}),
+        ((), 30.0, 4, {}),  # four actors would have to wait for the learner
+        ((), 19.0, 2, {}),
+        (("--ppo_epochs=4",), 30.0, 2, {"batch_size": 128}),
+        (("--rollout=256",), 30.0, 2, {"ppo_epochs": 10}),  # a batch holds whole trajectories
+        (("--num_batches_per_iteration=8",), 30.0, 2, {}),  # steps of the second half of training would be too old
+        (("--microbatch_size=256",), 30.0, 2, {}),  # larger than the smaller batch: the run could not resume
+        (("--algo=SAC",), 30.0, 2, {}),
+        (("--env=CartPole-v1",), 30.0, 2, {}),  # has a preset
     ],
 )
 def test_more_is_learned_from_steps_that_cost_much(
-    flags: tuple[str, ...], times: float, expected: dict[str, int], caplog: pytest.LogCaptureFixture
+    flags: tuple[str, ...], times: float, cores: int, expected: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     asked = resolve(parse_train_flags(["--env=mine:Game", *flags]))[0]
     spec = replace(SPEC, action=ActionSpec((ActionPart("gaussian", 1),))) if "--algo=SAC" in flags else SPEC
     costs = Costs(env=((1, 2e-3), (4, 8e-3 * times / 30)), act=((1, 1e-5),), learn=((1, 2e-3 / 30),), env_bytes=0)
     found = Measurement(Probe(spec, MODELS, completed(asked, spec)), costs, 0.0)
-    slow = found.for_slow_steps(asked.undecided)
+    slow = found.for_slow_steps(asked.undecided, cores)
     before, after = found.probe.config.to_flat(), slow.probe.config.to_flat()
     assert {name: value for name, value in after.items() if value != before[name]} == expected
     assert after.items() >= expected.items()
@@ -282,10 +283,10 @@ def test_a_guess_of_costs_decides_nothing_of_learning() -> None:
     asked = resolve(parse_train_flags(["--env=mine:Game"]))[0]
     costs = Costs(env=((1, 1.0),), act=((1, 1e-5),), learn=((1, 1e-5),), env_bytes=0)
     found = Measurement(Probe(SPEC, MODELS, completed(asked, SPEC)), costs, 0.0)
-    assert found.for_slow_steps(asked.undecided) is not found
+    assert found.for_slow_steps(asked.undecided, 2) is not found
     for unsure in (found._replace(guessed=True), found._replace(alone=True), found._replace(costs=None)):
-        assert unsure.for_slow_steps(asked.undecided) is unsure
-    assert found.for_slow_steps(frozenset()) is found  # a run that resumes keeps its flags
+        assert unsure.for_slow_steps(asked.undecided, 2) is unsure
+    assert found.for_slow_steps(frozenset(), 2) is found  # a run that resumes keeps its flags
 
 
 # ---- what main makes of it

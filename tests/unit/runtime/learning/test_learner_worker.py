@@ -517,6 +517,21 @@ class TestRollback:
         with pytest.raises(NumericsError, match="6 updates in a row were not finite, also after 3 rollbacks"):
             self.train(training, np.inf, 0.0)  # the next batch, which the incident shows
 
+    def test_updates_without_a_valid_step_are_no_good_ones(
+        self, training: Training, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(training.learner, "empty_updates", 0, raising=False)
+
+        def empty_one() -> None:
+            training.learner.updates += 1
+            training.learner.empty_updates += 1
+
+        for _ in range(7):
+            empty_one()
+            self.train(training, np.inf)
+        with pytest.raises(NumericsError, match="4 updates in a row were not finite, also after 3 rollbacks"):
+            self.train(training, np.inf)
+
     def test_a_report_without_figures_is_no_sign_of_a_good_update(
         self, training: Training, monkeypatch: pytest.MonkeyPatch
     ) -> None:
