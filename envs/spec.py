@@ -234,8 +234,11 @@ class GroupEnv(Protocol):
 def is_channels_first(shape: tuple[int, ...]) -> bool:
     """Whether an image of three dimensions is [C,H,W] rather than [H,W,C].
 
-    The smaller of the first and the last dimension holds the channels; on a tie the first does.
+    Of three numbers of which two neighbours alone are equal, these two are height and width: a board of 7x7 may have 20
+    channels. Else the smaller of the first and the last dimension holds the channels; on a tie the first does.
     """
+    if (shape[0] == shape[1]) != (shape[1] == shape[2]):
+        return shape[1] == shape[2]
     return shape[0] <= shape[2]
 
 

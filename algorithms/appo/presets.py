@@ -32,7 +32,7 @@ NUMBERS: Preset = {
 }
 # Where a step costs many times as much as learning from it. Returns of the most probable actions after 50,000 steps of
 # 1 ms under names without a preset, seeds 1 to 3, with these settings (and with `NUMBERS`): LunarLander 35, 110 and 119
-# (-346, -362 and -348), Pendulum -297, -832 and -798 (-1271, -1291 and -1247), Hopper 343, 361 and 352 (227 and 249).
+# (-346, -362, -348), Pendulum -297, -832 and -798 (-1271, -1291, -1247), Hopper 343, 361 and 352 (227, 249, 285).
 # 20 passes over batches of 256: LunarLander 24, -163 and -126, Pendulum -349 and -793, Hopper 426, 349 and 441.
 SLOW: Preset = {"ppo_epochs": 10}
 SLOW_BATCH_SIZE = 128

@@ -41,8 +41,8 @@ class Stack(NamedTuple):
 def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | None:
     """Return the stack in an observation by shape; None: not a stack.
 
-    Images of bytes with more channels than a picture are stacks: each frame has three channels, or one. With `single`
-    every other image counts as a stack of one frame.
+    Images of bytes with more channels than a picture are stacks: each frame has three channels, or one, unless a flag
+    has stacked a known number of frames. With `single` every other image counts as a stack of one frame.
     """
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) != 3:
@@ -50,7 +50,8 @@ def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | N
     first = is_channels_first(shape)
     channels = shape[0] if first else shape[2]
     pixels = shape[1] * (shape[2] if first else shape[0])
-    of_frame = 1 if channels % 3 else 3
+    stacked = observation.frames if observation.frames > 1 and channels % observation.frames == 0 else 0
+    of_frame = channels // stacked if stacked else 1 if channels % 3 else 3
     if channels <= of_frame:
         return Stack(1, 1, prod(shape)) if single else None
     count = channels // of_frame

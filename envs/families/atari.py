@@ -9,6 +9,7 @@ from typing import Any
 
 from appo.envs.config import EnvConfig
 from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration, importing
+from appo.envs.spaces import layers
 from appo.utils.errors import UsageError
 
 NAMES = (
@@ -106,6 +107,7 @@ def vector_arguments(config: EnvConfig, registration: Registration) -> dict[str,
 
 def make_single(registration: Registration, config: EnvConfig, arguments: dict[str, Any]) -> AnyEnv:
     """Make one game behind gymnasium's wrappers (UsageError: an argument is known to the vector environment only)."""
+    from gymnasium import ObservationWrapper
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
     from appo.envs.wrappers.fire_reset import FireReset
@@ -123,6 +125,9 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     skip, stack, most = _frames(config, registration)
     arguments |= {"frameskip": 1, "max_num_frames_per_episode": most}
     env = make_registered(registration, **arguments)
+    if hidden := next((layer for layer in layers(env) if isinstance(layer, ObservationWrapper)), None):
+        what = f"pictures are taken from the emulator, beneath {type(hidden).__name__}"
+        raise UsageError(f"{registration.id}: {what}; give a function that makes the environment, package.module:name")
     env = AtariPreprocessing(env, frame_skip=skip, screen_size=(width, height), **preprocessing)
     return FrameStackObservation(FireReset(env) if presses_fire else env, stack, padding_type="zero")
 
@@ -130,6 +135,11 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
 def _frames(config: EnvConfig, registration: Registration) -> tuple[int, int, int]:
     """Return frames per action, per observation and per episode: by a flag, else by --env_kwargs, else as usual."""
     given: dict[str, Any] = config.env_kwargs
+    if not given.get("grayscale", True):  # ale-py stacks colours along an axis of their own, [4,84,84,3]
+        raise UsageError(
+            f"--env_kwargs grayscale=False: {registration.id} is learned in gray; --env=envpool:Pong-v5 --env_kwargs"
+            " gray_scale=False shows colours as channels"
+        )
     skip = int(config.env_frameskip or given.get("frameskip", FRAME_SKIP))
     stack = int(config.env_framestack or given.get("stack_num", FRAME_STACK))
     if config.horizon is not None:

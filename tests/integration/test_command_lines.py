@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.elsewhere import completed
-from tests.patience import HANG_SECONDS, patient
 
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = "--env=CartPole-v1"
@@ -134,36 +132,6 @@ def test_a_checkpoint_of_another_model_and_changed_flags(tmp_path: Path) -> None
     more = "--train_for_env_steps=1000"
     assert_one_line(start(tmp_path, *flags, "--encoder_mlp_layers=32", more), "another model")
     assert len(list((tmp_path / "train_dir" / "a" / "checkpoint_p0").glob("ckpt_*"))) == 1
-
-
-HELP = """
-import atexit, runpy, sys
-atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
-sys.argv = ["train_appo.py", "--help"]
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        result = start(tmp_path, "--help")
-        times.append(time.perf_counter() - begin)
-        assert (result.returncode, result.stderr) == (0, "")
-        assert "--learning_rate" in result.stdout
-    print(f"--help takes {min(times):.2f} s")
-    assert min(times) < patient(2.5)  # the promise is 0.5
-    result = subprocess.run(
-        [sys.executable, "-c", HELP.format(script=str(ROOT / "train_appo.py"))],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (0, "False\n")
 
 
 MY_ENV = """

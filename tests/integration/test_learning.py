@@ -27,7 +27,7 @@ GOAL = 0.9
 LUCK = 0.6
 
 
-@pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
+@pytest.mark.parametrize("rnn_type", [pytest.param("gru", marks=pytest.mark.slow), "lstm"])
 def test_a_memory_task_is_solved_with_a_memory(tmp_path: Path, rnn_type: str) -> None:
     run = record(
         tmp_path / "run", **MEMORY, use_rnn=True, rnn_type=rnn_type, train_until_return=GOAL, train_for_env_steps=60_000

@@ -236,7 +236,8 @@ class Supervisor:
                 yield from seat.postbox.take()
                 if seat.process.sentinel in ready:  # ended before the messages were read
                     del running[name]
-        if late := [name for name in running if not self.seats[name].plan.runs_environments]:
+        plans = {name: self.seats[name].plan for name in running}
+        if late := [name for name, plan in plans.items() if any(one.role == LEARNER.name for one in plan.workers)]:
             log.warning("%s did not end in time and is killed: what it has not saved is lost", ", ".join(late))
 
     def kill_all(self) -> None:

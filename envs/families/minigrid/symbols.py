@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 from minigrid.core.mission import MissionSpace
-from minigrid.wrappers import RGBImgObsWrapper, RGBImgPartialObsWrapper, SymbolicObsWrapper
+from minigrid.wrappers import FullyObsWrapper, RGBImgObsWrapper, RGBImgPartialObsWrapper, SymbolicObsWrapper
 
 from appo.envs.spaces import layers
 from appo.envs.spec import Array
@@ -35,9 +35,11 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
         assert isinstance(env.observation_space, spaces.Dict)
         shown = dict(env.observation_space.spaces)
         self._has_symbols = "image" in shown and _shows_symbols(env, shown["image"])
+        # A view of the whole grid shows the direction of the agent as the agent's state: one of four.
+        self._num_states = 4 if any(isinstance(layer, FullyObsWrapper) for layer in layers(env)) else len(STATE_TO_IDX)
         if self._has_symbols:
             height, width, _ = shown["image"].shape or ()
-            shown["image"] = spaces.Box(0, 1, (height, width, sum(symbol_counts())), np.uint8)
+            shown["image"] = spaces.Box(0, 1, (height, width, sum(symbol_counts(self._num_states))), np.uint8)
         self._has_words = isinstance(shown.get("mission"), MissionSpace | spaces.Text)
         if self._has_words:
             shown["mission"] = spaces.Box(0, 1, (MISSION_SIZE,), np.uint8)
@@ -56,7 +58,7 @@ class SymbolicObservations(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _shown(self, observation: dict[str, Any]) -> dict[str, Any]:
         shown = dict(observation)
         if self._has_symbols:
-            shown["image"] = one_hot_symbols(observation["image"])
+            shown["image"] = one_hot_symbols(observation["image"], self._num_states)
         if self._has_words:
             shown["mission"] = hashed_words(observation["mission"])
         return shown
@@ -73,14 +75,14 @@ def _shows_symbols(env: gymnasium.Env[Any, Any], image: spaces.Space[Any]) -> bo
 
 
 @functools.cache
-def symbol_counts() -> tuple[int, int, int]:
+def symbol_counts(num_states: int = len(STATE_TO_IDX)) -> tuple[int, int, int]:
     """Return the numbers of objects, colours and states."""
-    return len(OBJECT_TO_IDX), len(COLOR_TO_IDX), len(STATE_TO_IDX)
+    return len(OBJECT_TO_IDX), len(COLOR_TO_IDX), num_states
 
 
-def one_hot_symbols(image: Array) -> Array:
-    """Return object, colour and state numbers [H,W,3] as one-hot vectors [H,W,20]."""
-    counts = symbol_counts()
+def one_hot_symbols(image: Array, num_states: int = len(STATE_TO_IDX)) -> Array:
+    """Return object, colour and state numbers [H,W,3] as one-hot vectors [H,W,17+S] for S states."""
+    counts = symbol_counts(num_states)
     starts = np.cumsum((0, *counts[:-1]))
     shown = np.zeros((*image.shape[:2], sum(counts)), np.uint8)
     np.put_along_axis(shown, image + starts, 1, axis=2)

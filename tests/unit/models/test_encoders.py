@@ -422,6 +422,9 @@ def test_the_smaller_outer_dimension_holds_the_channels() -> None:
     assert is_channels_first((4, 84, 84))
     assert is_channels_first((84, 84, 84))
     assert not is_channels_first((72, 128, 3))
+    assert not is_channels_first((7, 7, 20))  # a small board of many channels
+    assert is_channels_first((16, 10, 10))
+    assert is_channels_first((3, 36, 40))
     assert image_sides((4, 84, 80)) == (84, 80)
     assert image_sides((72, 128, 3)) == (72, 128)
 

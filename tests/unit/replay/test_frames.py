@@ -31,6 +31,13 @@ def test_stacks_are_known_by_their_shape(shape: tuple[int, ...], expected: Stack
     assert stack_of(replace(observation, dtype="float32")) is None
 
 
+@pytest.mark.parametrize(("frames", "channels", "count"), [(6, 6, 6), (3, 3, 3), (2, 6, 2), (1, 6, 2), (4, 6, 2)])
+def test_flags_know_the_frames_of_a_stack(frames: int, channels: int, count: int) -> None:
+    assert stack_of(ObservationSpec((channels, 84, 84), "uint8", frames=frames)) == Stack(
+        count, 1, channels // count * 84 * 84
+    )
+
+
 class Game:
     """Shows stacks of random frames.
 

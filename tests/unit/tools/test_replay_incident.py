@@ -21,6 +21,7 @@ from appo.envs.loop.python_loop import PythonLoop
 from appo.envs.make import make_group, make_single
 from appo.utils.errors import EnvironmentFailure, UsageError
 from appo.utils.tracebacks import traceback_of
+from tests.patience import HANG_SECONDS
 from tests.unit.envs.rollouts import collect, journal_memory
 
 DICE = "tests.unit.tools.test_replay_incident:Dice"
@@ -197,7 +198,8 @@ def test_what_takes_its_process_with_it_is_repeated_in_another_one(
     path = incident_of(tmp_path, HOSTILE, fault="raise", at=7)
     flags = {"env": HOSTILE, "env_kwargs": {"fault": fault, "at": 7}}
     config = changed(path, flags=flags, error=error, **ENDED)
-    assert replay(replace(config, hang_seconds=10.0)) == line.startswith("not")
+    patience = 10.0 if fault.startswith("hang") else HANG_SECONDS
+    assert replay(replace(config, hang_seconds=patience)) == line.startswith("not")
     assert capsys.readouterr().out.splitlines()[-1] == line
 
 

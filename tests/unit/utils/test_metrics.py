@@ -270,12 +270,12 @@ def test_without_resume_nothing_is_purged_and_nothing_to_write_makes_no_file(tmp
 
 
 def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
-    failpoints.arm("events.write:sleep=0.3@1")
+    failpoints.arm("events.write:sleep=3@1")
     writer = EventWriter(tmp_path, capacity=10)
     start = time.monotonic()
     for step in range(1000):
         writer.add(step, {"x": step})
-    assert time.monotonic() - start < 0.3
+    assert time.monotonic() - start < 3.0
     assert not writer.close(timeout=0)
     assert writer.close(timeout=30)
     assert writer.written + writer.dropped == 1000
@@ -335,7 +335,7 @@ print(slowest, lost, writer.close(30), writer.written + writer.dropped == step, 
 @pytest.mark.parametrize("limit_bytes", [0, 3000])
 def test_a_full_disk_neither_blocks_nor_kills_and_writing_goes_on_when_there_is_space(tmp_path, limit_bytes):
     slowest, lost, *rest = run_python(FULL_DISK_FOR_EVENTS, str(tmp_path), str(limit_bytes)).split()
-    assert float(slowest) < 1.0  # it takes microseconds; a blocked queue takes for ever
+    assert float(slowest) < 30.0  # it takes microseconds; a blocked queue takes for ever
     assert int(lost) > 0
     assert rest == ["True", "True", "True"]
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -145,6 +146,25 @@ def test_an_episode_starts_with_a_random_number_of_idle_frames() -> None:
         group.reset(range(4), starts)
         group.close()
         assert len({start.tobytes() for start in starts["obs"]}) > 1
+
+
+@pytest.mark.parametrize("by", ["python", "native"])
+def test_colours_are_refused(by: str) -> None:
+    with pytest.raises(UsageError, match=r"^--env_kwargs grayscale=False: ALE/Pong-v5 is learned in gray; --env=envp"):
+        make_group(EnvConfig(env="ALE/Pong-v5", env_vectorization=by, env_kwargs={"grayscale": False}), 1)
+
+
+def test_a_wrapper_whose_pictures_nobody_would_see_is_refused() -> None:
+    class Masked(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
+        def observation(self, observation: Any) -> Any:
+            return observation
+
+    gymnasium.register("ALE/Masked-v0", lambda **arguments: Masked(gymnasium.make("ALE/Pong-v5", **arguments)))
+    try:
+        with pytest.raises(UsageError, match=r"^ALE/Masked-v0: pictures are taken from the emulator, beneath Masked;"):
+            make_group(EnvConfig(env="ALE/Masked-v0", env_vectorization="python"), 1)
+    finally:
+        del gymnasium.registry["ALE/Masked-v0"]
 
 
 def test_a_single_game_refuses_what_only_the_vector_has() -> None:

@@ -15,7 +15,7 @@ from tests.unit.envs.rollouts import collect
 pytest.importorskip("minigrid")
 
 NUM_OBJECTS, NUM_COLORS, NUM_STATES = 11, 6, 3
-FORWARD = 2
+LEFT, FORWARD = 0, 2
 
 
 def one_hot_slowly(image: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ SYMBOLS = NUM_OBJECTS + NUM_COLORS + NUM_STATES
         ("RGBImgObsWrapper", {}, {"image": (40, 40, 3), "mission": (64,)}),
         ("SymbolicObsWrapper", {}, {"image": (5, 5, 3), "mission": (64,)}),
         ("OneHotPartialObsWrapper", {}, {"image": (7, 7, 20), "mission": (64,)}),
-        ("FullyObsWrapper", {}, {"image": (5, 5, SYMBOLS), "mission": (64,)}),
+        ("FullyObsWrapper", {}, {"image": (5, 5, SYMBOLS + 1), "mission": (64,)}),
         ("DictObservationSpaceWrapper", {}, {"image": (7, 7, SYMBOLS), "mission": (50 * 52,)}),
     ],
 )
@@ -170,6 +170,7 @@ def test_only_symbols_and_words_of_a_wrapped_environment_are_changed(
         found = {key: spec.shape for key, spec in group.spec.observations.items() if key != "direction"}
         assert found == shapes
         collect(group, 10, [0], lambda obs: np.full((1, 1), FORWARD, np.int32))
+        collect(group, 10, [0], lambda obs: np.full((1, 1), LEFT, np.int32))  # through all directions
     finally:
         del gymnasium.registry[name]
 
