@@ -35,6 +35,7 @@ class VerifyingLearner:
 
     version: int = of_learner("version")
     updates: int = of_learner("updates")
+    empty_updates: int = of_learner("empty_updates")
 
     def __init__(self, learner: Learner, spec: EnvSpec, max_policy_lag: int) -> None:
         assert isinstance(learner.flat.module, ActorCritic)

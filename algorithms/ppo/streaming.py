@@ -31,6 +31,7 @@ class StreamingLearner:
 
     version: int = of_learner("version")
     updates: int = of_learner("updates")
+    empty_updates: int = of_learner("empty_updates")
 
     def __init__(self, learner: PPOLearner) -> None:
         self.learner, self.flat, self.state, self.layout = learner, learner.flat, learner.state, learner.layout

@@ -374,9 +374,10 @@ def resolve(given: Mapping[str, object]) -> tuple[Config, dict[str, str]]:
 
 
 def without_excluded(asked: Mapping[str, object], preset: Mapping[str, object]) -> dict[str, object]:
-    """Return a preset without flags that others exclude: a saved replay, or GAE on what others have played."""
-    is_unsaved = asked.get("deterministic_resume") or asked.get("num_learners", 1) != 1
-    excluded = {"save_replay": is_unsaved, "with_vtrace": bool(asked.get("input"))}
+    """Return a preset without flags that others exclude: a saved replay; GAE, or rates by KL, on what others played."""
+    is_unsaved, reads = asked.get("deterministic_resume") or asked.get("num_learners", 1) != 1, asked.get("input")
+    by_kl = reads and str(preset.get("lr_schedule")).startswith("kl_adaptive")
+    excluded = {"save_replay": is_unsaved, "with_vtrace": reads, "lr_schedule": by_kl}
     return {name: value for name, value in preset.items() if not excluded.get(name)}
 
 

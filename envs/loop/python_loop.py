@@ -17,6 +17,7 @@ from appo.envs.spaces import AS_THEY_ARE, ActionForm
 from appo.envs.spec import MASK_KEY, SINGLE_KEY, Array, EnvSpec, EpisodeStats, StepRow, row_name
 from appo.envs.wrappers.normalization import own_normalization
 from appo.utils.errors import EnvironmentFailure, SpaceMismatch
+from appo.utils.tracebacks import comes_from_own_code
 
 
 class PythonLoop:
@@ -268,7 +269,7 @@ class PythonLoop:
 def _explained(name: str, error: BaseException) -> BaseException:
     """Return a line about the form of a step, if the error comes from unpacking a step and not from inside the env."""
     own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    own_line |= "values to unpack (expected 5" in str(error)  # in a wrapper
+    own_line |= "values to unpack (expected 5" in str(error) and not comes_from_own_code(error)  # in a wrapper
     if not (own_line and isinstance(error, TypeError | ValueError)):
         return error
     mismatch = SpaceMismatch(

@@ -799,6 +799,15 @@ def test_the_best_measured_algorithm_is_chosen() -> None:
     assert error_of("--experiment=a", "--algo=PPO").startswith("run a cannot change algo APPO -> PPO")
 
 
+def test_a_preset_gives_way_to_datasets() -> None:
+    words = ["--env=Hopper-v5", "--preset=sample_efficient", "--input", "sampler:0.5", "d:0.5"]
+    alone, mixed = parse_train(words[:2]).learning, parse_train(words).learning
+    assert (alone.lr_schedule, alone.with_vtrace) == ("kl_adaptive_epoch", False)
+    assert (mixed.lr_schedule, mixed.with_vtrace) == ("constant", True)
+    said = error_of(*words, "--lr_schedule=kl_adaptive_epoch")
+    assert said.startswith("--lr_schedule=kl_adaptive_epoch: with --input, the KL divergence")
+
+
 def test_every_best_preset_exists_and_is_named_once() -> None:
     for preset, table in BEST.items():
         for name, best in table.items():
