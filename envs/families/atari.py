@@ -9,7 +9,6 @@ from typing import Any
 
 from appo.envs.config import EnvConfig
 from appo.envs.family import MANY_STEPS, PIXELS, AnyEnv, Family, FamilyPreset, Registration, importing
-from appo.envs.spaces import layers
 from appo.utils.errors import UsageError
 
 NAMES = (
@@ -110,6 +109,7 @@ def make_single(registration: Registration, config: EnvConfig, arguments: dict[s
     from gymnasium import ObservationWrapper
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+    from appo.envs.spaces import layers
     from appo.envs.wrappers.fire_reset import FireReset
     from appo.envs.wrappers.making import make_registered
 
