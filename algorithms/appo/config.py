@@ -58,7 +58,8 @@ class APPOConfig(InputConfig, SurrogateConfig):
         if self.lr_schedule.startswith("kl_adaptive") or self.target_kl:
             flag = f"--target_kl={self.target_kl:g}" if self.target_kl else f"--lr_schedule={self.lr_schedule}"
             raise UsageError(
-                f"{flag}: with --input, the KL divergence of a batch counts played steps only, some or none"
+                f"{flag}: with --input, the KL divergence is measured on played steps alone, and a batch may have few"
+                " of them, or none"
             )
         if self.macro_batch_columns < 2:
             raise UsageError("--input: a batch of one trajectory cannot be mixed, raise --batch_size")

@@ -155,10 +155,10 @@ def _with_sample_efficient(env_id: str) -> list[str]:
 
 
 class Best(NamedTuple):
-    """The algorithm that returned most in an environment, with a preset of ours.
+    """The algorithm that returned most in an environment, with a preset of ours, in a quarter of an hour on two cores.
 
     Attributes:
-        algo: name of the algorithm; a run takes a quarter of an hour at most on two cores.
+        algo: name of the algorithm.
         mean: mean return over the seeds.
         env_steps: budget.
     """
