@@ -107,16 +107,16 @@ def test_a_run_that_was_killed_begins_again_once(deaths: int, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_that_hangs_begins_again_once_with_its_stack(tmp_path: Path) -> None:
-    limits = [f"--{what}_timeout_seconds={seconds}" for what, seconds in (("reset", 5), ("step", 0.5), ("work", 1))]
+    limits = [f"--{what}_timeout_seconds={seconds}" for what, seconds in (("reset", 8), ("step", 3), ("work", 4))]
     hangs = """import time
         self.resets = getattr(self, "resets", 0) + 1
         [*Path().glob("train_dir/a/trial*")] and self.resets > 12 and time.sleep(1000)"""
     words = ["--env=own:Env", "--trial_env_steps=20000", "--seeds=1", "--trials=1", "--confirm_seeds=0"]
     done = search(tmp_path, hangs, *words, *limits)
     assert done.returncode == 1
-    again = re.findall(r"trial 0 seed 1: nothing has happened for (6.5|65) s; the run begins again\n", done.stdout)
+    again = re.findall(r"trial 0 seed 1: nothing has happened for (15|150) s; the run begins again\n", done.stdout)
     assert len(again) == 1  # the longer limit before the first report
-    assert re.search(r"error: trial 0 seed 1: nothing has happened for (6.5|65) s", done.stderr)
+    assert re.search(r"error: trial 0 seed 1: nothing has happened for (15|150) s", done.stderr)
     assert "time.sleep" in done.stderr or "in reset" in done.stderr
     assert "has no effect" not in done.stdout
 
