@@ -148,7 +148,7 @@ def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) ->
         UsageError, EnvironmentFailure: as `make_group`; the vector's fixed number is not the given number.
     """
     try:
-        group = make_group(config, 1, **arguments)
+        group = make_group(config, given or 1 if is_vector_only(config) else 1, **arguments)
     except OtherNumber as error:
         number = error.made if given is None else given
         if number < 2:

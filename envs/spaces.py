@@ -239,7 +239,7 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
     match space:
         case _ if key == MASK_KEY:
             return ObservationSpec(ShownMask((), space).shape, "uint8")
-        case spaces.Box() if space.dtype == np.uint8:
+        case spaces.Box() if space.dtype == np.uint8 and (space.high == space.high.max(initial=0)).all():
             high = max(1, int(space.high.max(initial=0)))
             return ObservationSpec(space.shape, "uint8", high=high, frames=vars(space).get(FRAMES, 1))
         case spaces.Box():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from appo.algorithms.models.config import is_picture
 from appo.algorithms.replay.frame_stores import LARGEST, Packed, PackedFrames, PlainFrames
 from appo.algorithms.runtime.memory.arena import Arena, Array, Field
 from appo.envs.spec import ObservationSpec, is_channels_first
@@ -41,8 +42,9 @@ class Stack(NamedTuple):
 def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | None:
     """Return the stack in an observation by shape; None: not a stack.
 
-    Images of bytes with more channels than a picture are stacks: each frame has three channels, or one, unless a flag
-    has stacked a known number of frames. With `single` every other image counts as a stack of one frame.
+    Images of bytes with the channels of several pictures are stacks: each frame has three channels, or one, unless a
+    flag has stacked a known number of frames. Boards of one-hot channels are none. With `single` every other image
+    counts as a stack of one frame.
     """
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) != 3:
@@ -52,7 +54,7 @@ def stack_of(observation: ObservationSpec, *, single: bool = False) -> Stack | N
     pixels = shape[1] * (shape[2] if first else shape[0])
     stacked = observation.frames if observation.frames > 1 and channels % observation.frames == 0 else 0
     of_frame = channels // stacked if stacked else 1 if channels % 3 else 3
-    if channels <= of_frame:
+    if channels <= of_frame or not (stacked or is_picture(observation)):
         return Stack(1, 1, prod(shape)) if single else None
     count = channels // of_frame
     return Stack(count, 1, of_frame * pixels) if first else Stack(count, pixels, of_frame)

@@ -389,9 +389,8 @@ def check(config: Config) -> None:
     _check_sampling(config.sampling, config.device)
     waiting = config.sampling.num_minibatches_to_accumulate
     if config.algorithm.synchronous and waiting is not None and waiting > 0:
-        raise UsageError(
-            f"--num_minibatches_to_accumulate={waiting}: --algo={config.algorithm.name} is synchronous, nothing waits"
-        )
+        flag = f"--num_minibatches_to_accumulate={waiting}"
+        raise UsageError(f"{flag}: --algo={config.algorithm.name} is synchronous, nothing waits")
     _check_repeatable(config)
     _check_whole_episodes(config)
     _check_whole_rollouts(config)
@@ -507,12 +506,15 @@ def _check_apart(config: Config) -> None:
 
 
 def _check_datasets(config: Config) -> None:
-    """Refuse bins where a dataset is read: numbers in datasets are not choices of bins."""
+    """Refuse policies of which some read datasets alone, and bins with datasets, which have numbers."""
+    algorithm, bins = find_algorithm(config.run.algo), config.env.continuous_as_bins
     learning = [replace(config.learning, **values) for values in config.per_policy]
-    if config.env.continuous_as_bins and any(isinstance(one, InputConfig) and one.mix.datasets for one in learning):
+    if any(type(algorithm.variant(one)) is not type(config.algorithm) for one in learning):
         raise UsageError(
-            f"--continuous_as_bins={config.env.continuous_as_bins} does not go with --input: datasets have numbers"
+            "--per_policy input: either all policies learn from datasets alone, like --input, or none does"
         )
+    if bins and any(isinstance(one, InputConfig) and one.mix.datasets for one in learning):
+        raise UsageError(f"--continuous_as_bins={bins} does not go with --input: datasets have numbers")
 
 
 def _check_without_actors(config: Config) -> None:
@@ -543,10 +545,8 @@ def _check_source(run: RunConfig) -> None:
         return
     source = find_source(run.init_from, run.run_directory.parent)
     if run.run_directory.resolve() in source.checkpoints.resolve().parents:
-        raise UsageError(
-            f"--init_from={shown(run.init_from)} is the run that --restart_behavior={run.restart_behavior} takes away:"
-            " give another --experiment"
-        )
+        taken = f"is the run that --restart_behavior={run.restart_behavior} takes away: give another --experiment"
+        raise UsageError(f"--init_from={shown(run.init_from)} {taken}")
 
 
 def _inherited(init_from: str, run: RunConfig) -> dict[str, object]:

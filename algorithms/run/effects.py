@@ -80,6 +80,8 @@ def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[s
         for name in sorted(config.given & flags.keys()):
             if name in WITHOUT_EFFECT:
                 yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
+            elif name in config.differences[0] and not config.population.with_pbt:
+                yield f"--{name} has no effect: --per_policy gives every policy its own"
             elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
                 words = str(missing[0]).replace(">", " above ").split("|")
                 yield f"--{name} has no effect: it is for {' or '.join(FEATURES.get(w, f'--{w}') for w in words)}"

@@ -237,6 +237,10 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         ]),
         (["--pbt_mutation_rate=0.5"], NUMBERS, CHOICES, ["--pbt_mutation_rate has no effect: it is for --with_pbt"]),
         (["--pbt_mutation_rate=0.5", "--with_pbt", "--num_policies=2"], NUMBERS, CHOICES, []),
+        ([*TWO, "gamma=0.9,0.99", "--gamma=0.5"], NUMBERS, CHOICES, [
+            "--gamma has no effect: --per_policy gives every policy its own"
+        ]),
+        ([*TWO, "gamma=0.9,0.99", "--gamma=0.5", "--with_pbt"], NUMBERS, CHOICES, []),
         (["--self_play_pool_size=3"], NUMBERS, CHOICES, ["--self_play_pool_size has no effect: it is for --self_play"]),
         (["--wandb_tags=a"], NUMBERS, CHOICES, ["--wandb_tags has no effect: it is for --track or --with_wandb"]),
         (["--wandb_tags=a", "--track=wandb"], NUMBERS, CHOICES, []),
@@ -300,7 +304,7 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
         ]),
         (
             ["--exploration_loss=symmetric_kl", "--exploration_loss_coeff=0", *TWO, "exploration_loss_coeff=0,0.01"],
-            NUMBERS, CHOICES, []
+            NUMBERS, CHOICES, ["--exploration_loss_coeff has no effect: --per_policy gives every policy its own"]
         ),
         (["--rnn_type=lstm", *TWO, "use_rnn=False,True"], NUMBERS, CHOICES, []),
         (["--rnn_type=lstm", *TWO, "gamma=0.9,0.99"], NUMBERS, CHOICES, [

@@ -135,6 +135,21 @@ def test_another_space_in_the_same_file_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_study_of_another_config_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("gamma = 0.9\n")
+    study = {"asked": {"config": {"gamma": 0.9}}, "shared": {}, "preset": {}, "space": {"gamma": [0.9, 0.99]}}
+    (tmp_path / "train_dir/a").mkdir(parents=True)
+    (tmp_path / "train_dir/a/study.json").write_text(text := json.dumps(study))
+    with pytest.raises(UsageError, match=r"study.json is damaged: .*gamma"):
+        cli.run("tune", ["a", "--trust"])
+    assert (tmp_path / "train_dir/a/study.json").read_text() == text
+    whole = resolve({"env": "CartPole-v1"})[0].to_flat()
+    (tmp_path / "train_dir/a/study.json").write_text(json.dumps(study | {"preset": whole}))
+    (tmp_path / "c.toml").write_text("gamma = 0.99\n")
+    with pytest.raises(UsageError, match="study a has other flags than --config: give another --study"):
+        cli.run("tune", ["a", "--trust", "--config=c.toml"])
+
+
 @pytest.mark.slow
 def test_flags_without_an_effect_are_told(tmp_path: Path) -> None:
     done = search(tmp_path, "pass", *OWN, "--trials=1", "--confirm_seeds=0", "--policy_workers_per_policy=4")

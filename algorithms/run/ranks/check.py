@@ -12,8 +12,6 @@ def check_ranks(config: Any) -> None:
     if run.num_learners == 1:
         return
     flag = f"--num_learners={run.num_learners}"
-    if not vars(type(algorithm)).get("with_ranks"):  # a subclass may train networks of its own
-        raise UsageError(f"{flag}: several learners are for APPO, PPO, APEX and SAC, not --algo={run.algo}")
     others = {
         f"--num_policies={sampling.num_policies}": sampling.num_policies > 1,
         "--self_play": config.population.self_play,
@@ -30,3 +28,5 @@ def check_ranks(config: Any) -> None:
     }
     if refused := [name for name, is_asked in others.items() if is_asked]:
         raise UsageError(f"{refused[0]} does not go with {flag}")
+    if not vars(type(algorithm)).get("with_ranks"):  # a subclass may train networks of its own
+        raise UsageError(f"{flag}: several learners are for APPO, PPO, APEX and SAC, not --algo={run.algo}")

@@ -96,7 +96,7 @@ def built_in(config: Config, fixed: Mapping[str, object]) -> dict[str, object]:
     flat, features, space = config.to_flat(), _features(config, {}), dict[str, object]()
     for name in ("learning_rate", *CHOICES, *MULTIPLES):
         flag, value = config.table.flags.get(name), flat.get(name)
-        if flag is None or name in fixed or flag.missing(features):
+        if flag is None or name in fixed or name in config.differences[0] or flag.missing(features):
             continue
         if name in CHOICES:
             space[name] = {"choices": [value, *(one for one in CHOICES[name] if one != value)]}

@@ -58,7 +58,7 @@ RUN_NAME = re.compile(r"(trial|confirm)_\d+_seed-\d+")
 TRIALS, SEEDS, CONFIRM_SEEDS = 40, (1, 2, 3), 3
 QUIET: Mapping[str, object] = {
     "learner_main_loop_num_cores": 1, "tensorboard": False, "plot": False, "save_best_after": -1,
-    "save_every_sec": 1_000_000,
+    "save_every_sec": 1_000_000, "save_replay": False,
 }  # fmt: skip
 """Flags of every run unless the user gives another value: one thread, and no file that a search does not need."""
 
@@ -68,7 +68,7 @@ class Settings:
     """The content of study.json. Only `trials`, `tune_for_seconds` and `confirm_seeds` may change.
 
     Attributes:
-        asked: flags of the first command line, of training and of the study.
+        asked: flags of the first command line, of training and of the study; the content in place of --config=FILE.
         shared: flags of all runs.
         preset: all flags of the preset.
         space: search space, as the mapping of a file.
@@ -94,6 +94,12 @@ class Settings:
         """Return the budget of a run in agent steps; inf: the budget is a time."""
         return float(self.shared.get("train_for_env_steps", math.inf)) / self.frames_per_step
 
+    def parsed(self, source: str) -> tuple[Config, Space, dict[str, object]]:
+        """Return the flags of all runs, the space, and trial 0's parameters; `source` begins messages."""
+        flags = Config.from_flat({**self.preset, **self.shared})
+        space = parse_space(self.space, flags.table, source)
+        return flags, space, words_of_preset(space, self.preset)
+
 
 def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
     """Search until the limits of the study, run the winner again and write the results; return the exit code.
@@ -108,6 +114,8 @@ def tune(config: TuneConfig, given: Mapping[str, object]) -> int:
         raise UsageError(f"--study: {shown(str(config.folder))} is a run, and no study")
     of_study = ("trial_env_steps", "trial_seconds", "seeds", "space")
     asked = {**given, **{name: value for name in of_study if (value := getattr(config, name))}}
+    if file := given.get("config"):
+        asked["config"] = read_mapping(Path(str(file)))
     path = config.folder / STUDY_FILE
     settings = _read_settings(config, asked) if os.path.exists(path) else _new_settings(config, given, asked)
     limits = {name: getattr(config, name) for name in ("trials", "tune_for_seconds", "confirm_seeds")}
@@ -149,8 +157,10 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     check_name(resolved.env)
     preset, flat = resolve_defaults(resolved), resolved.to_flat()
     shared: dict[str, Any] = {} if preset.algorithm.whole_rollouts else {"inference": "serial"}
-    told = [name for name, origin in origins.items() if origin in ("command line", "config file")]
-    shared |= {name: flat[name] for name in told if name not in TUNE_DECIDES}
+    # A file of --print_config names every flag: one at its default is no wish for files or more processes.
+    told = {name for name, origin in origins.items() if origin in ("command line", "config file")}
+    quiet = {name for name in (*QUIET, "inference") if origins.get(name) == "config file"} - resolved.given
+    shared |= {name: flat[name] for name in sorted(told - quiet - {*TUNE_DECIDES})}
     shared |= {"env": resolved.env.env, "algo": resolved.run.algo}
     limits = {"train_for_env_steps": config.trial_env_steps, "train_for_seconds": config.trial_seconds}
     shared |= {name: limit for name, limit in limits.items() if limit}
@@ -175,7 +185,7 @@ def _new_settings(config: TuneConfig, given: Mapping[str, object], asked: dict[s
     settings = Settings(asked, shared, preset.to_flat(), content, frames)
     for line in dead_flags(of_runs, given, space):
         say(line)
-    first = values_of(words_of_preset(space, settings.preset), space, of_runs, settings.most_samples)
+    first = values_of(settings.parsed(source)[2], space, of_runs, settings.most_samples)
     _require_update(Config.from_flat({**of_runs.to_flat(), **first}), frames)
     return settings
 
@@ -197,14 +207,16 @@ def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:
         raise UsageError(f"study {config.study} {why}")
     try:
         found = Settings(**{name: value for name, value in content.items() if name != MARK})  # type: ignore[arg-type]
-    except TypeError as error:
-        raise UsageError(f"{config.folder / STUDY_FILE} is damaged: {error}") from None
+        found.parsed(STUDY_FILE)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{config.folder / STUDY_FILE} is damaged: {text_of(error)}") from None
     if config.space and read_mapping(Path(config.space)) != found.space:
         raise UsageError(f"study {config.study} has another search space than {config.space}: give another --study")
     for name, value in asked.items():
         if name not in found.asked or flag_text(value) != flag_text(found.asked[name]):
             had = f"--{name}={words_of(found.asked[name])}" if name in found.asked else f"no --{name}"
-            raise UsageError(f"study {config.study} has {had}, not {words_of(value)}: give another --study")
+            differs = f"{had}, not {words_of(value)}" if name != "config" else "other flags than --config"
+            raise UsageError(f"study {config.study} has {differs}: give another --study")
     return found
 
 
@@ -222,9 +234,8 @@ class _Search:
     def __init__(self, config: TuneConfig, settings: Settings, signals: SignalWatch, janitor: Janitor) -> None:
         self.config, self.settings, self.signals, self.janitor = config, settings, signals, janitor
         self.folder, self.parallel = config.folder, config.parallel or available_cores()
-        self.preset = Config.from_flat({**settings.preset, **settings.shared})
-        self.space: Space = parse_space(settings.space, self.preset.table, str(self.folder / STUDY_FILE))
-        first = words_of_preset(self.space, settings.preset)
+        self.preset, self.space, first = settings.parsed(STUDY_FILE)
+        self.quiet = {name: value for name, value in QUIET.items() if name in self.preset.table.flags}
         self.study = Study(self.folder, self.space, settings.seeds, first)
         self.running: dict[str, tuple[Job, Inquiry]] = {}
         self.ending: list[_Ending] = []
@@ -317,7 +328,13 @@ class _Search:
 
     def _start(self, job: Job) -> None:
         start_fork_server(self.janitor, self.preload, with_torch=True)  # again, if it has died
-        flags = {**QUIET, **self.settings.shared, **self.values(job.words), "seed": job.seed, "experiment": job.name}
+        flags = {
+            **self.quiet,
+            **self.settings.shared,
+            **self.values(job.words),
+            "seed": job.seed,
+            "experiment": job.name,
+        }
         place = {"experiments_root": self.config.study, "train_dir": self.config.train_dir}
         inquiry = Inquiry(
             run_trial,

@@ -647,6 +647,17 @@ def test_one_that_is_asked_for_what_it_makes_is_taken(name: str, given: int | No
     assert len(collect(group, 5, list(range(rows)), lambda obs: np.zeros((rows, 1), np.int32)).reward) == 5
 
 
+def in_eights(num_envs: int) -> Any:
+    if num_envs % 8:
+        raise ValueError("in eights")
+    return CounterVector(num_envs)
+
+
+def test_a_vector_is_first_made_with_the_number_of_the_flags() -> None:
+    with contextlib.closing(make_first(EnvConfig(f"{__name__}:in_eights"), 16)) as group:
+        assert group.num_rows == 16
+
+
 @pytest.mark.parametrize("given", [0, 1, 4])
 def test_one_that_is_asked_for_another_number_by_flags_is_refused(given: int) -> None:
     with pytest.raises(UsageError, match=rf"was asked for {max(1, given)} environments? and made 8"):

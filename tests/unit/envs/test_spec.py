@@ -18,6 +18,7 @@ TWO = spaces.Discrete(2)
     [
         (BOX, {"obs": ObservationSpec((3,), "float32")}),
         (spaces.Box(0, 255, (2, 4, 3), np.uint8), {"obs": ObservationSpec((2, 4, 3), "uint8")}),
+        (spaces.Box(np.uint8(0), np.array([1, 250], np.uint8)), {"obs": ObservationSpec((2,), "float32")}),
         (spaces.Box(0, 7, (4,), np.uint8), {"obs": ObservationSpec((4,), "uint8", high=7)}),
         (spaces.Box(0, 0, (1,), np.uint8), {"obs": ObservationSpec((1,), "uint8", high=1)}),
         (spaces.Box(-1.0, 1.0, (), np.float64), {"obs": ObservationSpec((), "float32")}),

@@ -20,6 +20,10 @@ from appo.utils.errors import UsageError
             ["--num_policies=2", "--per_policy", "lerning_rate=1,2"],
             "is no flag of learning or of the network; did you mean learning_rate?",
         ),
+        (
+            ["--num_policies=2", "--algo=APEX", "--input=a", "--per_policy", "input=a,sampler"],
+            "--per_policy input: either all policies learn from datasets alone",
+        ),
         (["--num_policies=2", "--per_policy", "rollout=8,16"], "rollout is the same for all policies"),
         (
             ["--num_policies=2", "--algo=SAC", "--per_policy", "replay_capacity=400,4000"],

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ ROLLOUT, COLUMNS = 5, 6
         ((12, 72, 128), Stack(4, 1, 3 * 72 * 128)),
         ((72, 128, 6), Stack(2, 72 * 128, 3)),
         ((2, 10, 10), Stack(2, 1, 100)),
+        ((7, 7, 20), None),  # a board with a channel of every kind, as MiniGrid's
+        ((10, 10, 16), None),
         ((3, 84, 84), None),
         ((84, 84, 3), None),
         ((1, 84, 84), None),
@@ -29,6 +32,7 @@ def test_stacks_are_known_by_their_shape(shape: tuple[int, ...], expected: Stack
     observation = ObservationSpec(shape, "uint8")
     assert stack_of(observation) == expected
     assert stack_of(replace(observation, dtype="float32")) is None
+    assert stack_of(observation, single=True) == (expected or (len(shape) == 3 and Stack(1, 1, prod(shape))) or None)
 
 
 @pytest.mark.parametrize(("frames", "channels", "count"), [(6, 6, 6), (3, 3, 3), (2, 6, 2), (1, 6, 2), (4, 6, 2)])

@@ -13,6 +13,7 @@ import pytest
 from appo.algorithms.run.config import Config, resolve
 from appo.algorithms.runtime.messages import EpisodesDone
 from appo.algorithms.tools.flags import TuneConfig
+from appo.algorithms.tools.train import toml_text
 from appo.algorithms.tools.tune.results import Results, draw, summary, table, verdict
 from appo.algorithms.tools.tune.space import (
     Range,
@@ -489,3 +490,14 @@ def test_an_unknown_environment_of_images_is_tuned_as_one(tmp_path: Path) -> Non
     space = _new_settings(config, {"env": f"{__name__}:Pixels"}, {}).space
     assert "hidden_size" in space
     assert "encoder_mlp_layers" not in space
+
+
+def test_a_file_of_all_flags_asks_for_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    given: dict[str, object] = {"env": "CartPole-v1", "config": str(tmp_path / "all.toml")}
+    every = resolve({"env": "CartPole-v1"})[0].to_flat() | {"gamma": 0.9, "plot": False}
+    del every["config"], every["experiment"]
+    (tmp_path / "all.toml").write_text("\n".join(f"{name} = {toml_text(value)}" for name, value in every.items()))
+    config = TuneConfig(study="s", trial_env_steps=50_000, train_dir=str(tmp_path))
+    shared = _new_settings(config, given, {}).shared
+    assert (shared["gamma"], shared["plot"], shared["inference"]) == (0.9, False, "serial")
+    assert not shared.keys() & {"tensorboard", "save_every_sec", "learner_main_loop_num_cores"}
