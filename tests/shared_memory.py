@@ -11,7 +11,13 @@ DIRECTORY = "/dev/shm"
 
 
 def names() -> set[str]:
-    return set(os.listdir(DIRECTORY))
+    """Those of this user: whether another user's name is mapped nobody else can see."""
+    found = set()
+    for entry in os.scandir(DIRECTORY):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                found.add(entry.name)
+    return found
 
 
 def assert_none_abandoned(before: set[str], seconds: float) -> None:

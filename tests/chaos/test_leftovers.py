@@ -24,6 +24,7 @@ from tests.chaos.runs import (
     kill,
     last_line,
 )
+from tests.patience import in_time
 
 GONE_SECONDS = 10.0  # the promise is 2
 SPAWNING = ROOT / "tests" / "chaos" / "spawning.py"
@@ -89,14 +90,16 @@ def kill_and_check(run: TrainingRun, role: str) -> float:
     RunLock(run.directory / ".lock").acquire().release()
     assert run.left_behind() == []
     if role == "main":
-        assert (ended.exit_code, ended.stderr) == (-9, "")
+        assert (ended.exit_code, in_time(ended.stderr)) == (-9, "")
         return seconds
     assert ended.exit_code == 1
     assert last_line(ended.stderr).startswith("error: ")
     if role == "fork_server":
         assert "was lost: the fork server that started it has ended" in ended.stderr
     else:
-        assert ended.stderr == f"error: {role} was killed by SIGKILL, not by the kernel's out-of-memory killer\n"
+        assert (
+            in_time(ended.stderr) == f"error: {role} was killed by SIGKILL, not by the kernel's out-of-memory killer\n"
+        )
     assert_saved(run, 1 if role in ("learner_0", "fork_server") else reported)
     return seconds
 

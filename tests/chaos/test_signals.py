@@ -1,6 +1,7 @@
 """Ctrl-C and its like, at any moment: what was learned is saved, the exit code tells, and nobody prints a traceback."""
 
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from appo.utils import checkpoint_files
 from appo.utils.system.interrupts import SAME_PRESS_SECONDS
 from tests.chaos.runs import HOSTILE, TrainingRun, checkpoint_steps, kill
-from tests.patience import patient
+from tests.integration.runs import LINGERING
+from tests.patience import in_time, patient
 
 END_SECONDS = 25.0  # the promise is 5
 STOPPING = "\nstopping: saving what was learned; Ctrl-C again ends at once without saving\n"
@@ -31,7 +33,7 @@ def interrupted_run(folder: Path, number: int, *flags: str, env: str = "CartPole
     assert loaded is not None
     assert not loaded.found.damaged
     assert checkpoint_steps(run.directory)[-1] >= reported
-    return ended.stderr
+    return in_time(ended.stderr)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_ctrl_c_saves_though_an_environment_hangs(tmp_path: Path) -> None:
         ended = run.wait()
         run.seconds_until_gone(END_SECONDS)
         print(f"with a hanging environment: ended after {ended.seconds:.2f} s")
-    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert (ended.exit_code, in_time(ended.stderr)) == (130, STOPPING)
     assert ended.seconds < patient(END_SECONDS)
     assert checkpoint_steps(run.directory)[-1] >= max(reported, 1)
 
@@ -74,7 +76,7 @@ def test_a_ctrl_c_that_comes_twice_is_one(tmp_path: Path) -> None:
         run.interrupt()
         ended = run.wait()
         run.seconds_until_gone(END_SECONDS)
-    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert (ended.exit_code, in_time(ended.stderr)) == (130, STOPPING)
     assert checkpoint_steps(run.directory)[-1] >= reported
 
 
@@ -82,17 +84,18 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     """Though an environment hangs, so that the first one is still waiting."""
     stamp = tmp_path / "stamp"
     kwargs = ["--env_kwargs", "fault=hang", "at=500", "process=actor_1", f"stamp={stamp}"]
-    with TrainingRun(tmp_path, "--inference=local", *kwargs, env=HOSTILE) as run:
+    program = (sys.executable, str(LINGERING))  # the first Ctrl-C still waits when the second one comes
+    with TrainingRun(tmp_path, "--inference=local", *kwargs, env=HOSTILE, program=program) as run:
         run.wait_until(stamp.exists, "hang")
         run.interrupt()
-        run.wait_until(lambda: run.stderr == STOPPING, "answer to the first Ctrl-C")
+        run.wait_until(lambda: in_time(run.stderr) == STOPPING, "answer to the first Ctrl-C")
         answered = time.monotonic()
         run.wait_until(lambda: time.monotonic() - answered > SAME_PRESS_SECONDS, "time for another press")
         run.interrupt()
         ended = run.wait()
         run.seconds_until_gone(END_SECONDS)
         print(f"second Ctrl-C: ended after {ended.seconds:.2f} s")
-    assert (ended.exit_code, ended.stderr) == (130, STOPPING)
+    assert (ended.exit_code, in_time(ended.stderr)) == (130, STOPPING)
     assert ended.seconds < patient(10.0)  # the promise is 1 to 2
 
 

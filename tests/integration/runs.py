@@ -42,6 +42,7 @@ from appo.utils.metrics import read_metrics
 from tests.patience import HANG_SECONDS, patient
 
 ROOT = Path(__file__).parents[2]
+LINGERING = Path(__file__).with_name("lingering.py")
 SMALL: Mapping[str, Any] = {
     "env": "toy/Counter-v0",
     "inference": "serial",
@@ -125,13 +126,18 @@ class Command(Run):
 
 
 def run_command(
-    directory: Path, *, failpoints: str = "", deadline_seconds: float = HANG_SECONDS, **flags: object
+    directory: Path,
+    *,
+    failpoints: str = "",
+    deadline_seconds: float = HANG_SECONDS,
+    program: Path = ROOT / "train_appo.py",
+    **flags: object,
 ) -> Command:
     """Train as a person does."""
     environment = {name: value for name, value in os.environ.items() if name != "APPO_FAILPOINTS"}
     environment |= {"OMP_NUM_THREADS": "1"} | ({"APPO_FAILPOINTS": failpoints} if failpoints else {})
     done = subprocess.run(
-        [sys.executable, str(ROOT / "train_appo.py"), *command_line(directory, **flags)],
+        [sys.executable, str(program), *command_line(directory, **flags)],
         env=environment,
         capture_output=True,
         text=True,
@@ -141,9 +147,9 @@ def run_command(
     return Command(directory, done.returncode, done.stdout, done.stderr)
 
 
-def train(directory: Path, *, deadline_seconds: float = HANG_SECONDS, **flags: object) -> Command:
-    """Train as a person does, to a good end."""
-    run = run_command(directory, deadline_seconds=deadline_seconds, **flags)
+def train(directory: Path, **flags: Any) -> Command:
+    """Train as a person does, to a good end; arguments as those of `run_command`."""
+    run = run_command(directory, **flags)
     assert run.returncode == 0, run.stdout + run.stderr
     return run
 

@@ -196,7 +196,10 @@ def test_a_dry_run_needs_no_library_and_touches_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_card_can_be_read_and_names_nothing_private(runs: Path, tmp_path: Path) -> None:
+def test_the_card_can_be_read_and_names_nothing_private(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-of-mine")  # the real one may be a word of the card
     make_bundle(HubConfig(run=str(runs / "windowed"), repo="me/windowed"), tmp_path / "bundle")
     text = (tmp_path / "bundle" / "README.md").read_text()
     _, front, body = text.split("---\n", 2)

@@ -53,13 +53,6 @@ def of_rays() -> set[str]:
     return running | {str(path) for path in Path("/tmp").glob("appo-ray-*")}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    before = of_rays()
-    yield
-    wait_until(lambda: of_rays() <= before)
-
-
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + patient(seconds)
     while not holds():
@@ -91,6 +84,12 @@ def started(directory: Path, **flags: object) -> Iterator[tuple["subprocess.Pope
 
 class TestRay:
     pytestmark = needs_ray
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_left(self) -> Iterator[None]:
+        before = of_rays()
+        yield
+        wait_until(lambda: of_rays() <= before)
 
     @pytest.mark.parametrize(
         "flags", [{}, {"ray_compression": "lz4"}, {"algo": "APEX", "batch_size": 32, "learning_starts": 1000}]

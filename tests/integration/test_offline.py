@@ -25,6 +25,7 @@ from appo.utils.errors import UsageError
 from tests.integration.balancing import STEPS
 from tests.integration.enjoying import enjoyed
 from tests.integration.runs import Run, command_line, run_command
+from tests.patience import in_time
 from tests.unit.datasets.data import written
 
 BATCH, BATCHES = 64, 150
@@ -177,8 +178,8 @@ def test_a_damaged_file_ends_a_run_in_one_line(tmp_path: Path) -> None:
     flags = SMALL | {"algo": "BC", "inference": "central", "input": tmp_path / "d", "train_for_env_steps": 1000}
     run = run_command(tmp_path / "runs" / "run", **flags)
     assert run.returncode == 2, run.stdout + run.stderr
-    assert run.stderr.startswith(f"error: learner_0: --input: episode 2 of {tmp_path}")
-    assert run.stderr.count("\n") == 1
+    assert in_time(run.stderr).startswith(f"error: learner_0: --input: episode 2 of {tmp_path}")
+    assert in_time(run.stderr).count("\n") == 1
 
 
 # --- recordings

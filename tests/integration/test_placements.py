@@ -102,7 +102,9 @@ def test_what_the_first_start_measured_serves_later_ones(
     flags: dict[str, object] = {"env": "toy/Zero-v0", "encoder_mlp_layers": "8", "use_rnn": False}
     with caplog.at_level("INFO"):
         first = record(tmp_path / "run", train_for_env_steps=1000, **flags)
-        measured = r"auto-tuned in \d\.\d s: env .* us, act .* us, learn .* -> (local|central), \d actors? x "
+        unit = r"\S+ (?:us|ms|s)"
+        costs = rf"env {unit}, act {unit}, learn {unit}/sample"
+        measured = rf"auto-tuned in \d+\.\d s: {costs} -> (local|central), \d+ actors? x "
         assert re.search(measured, caplog.text)
         second = record(tmp_path / "run", train_for_env_steps=3000, num_workers=3, **flags)
     assert "auto-tuned by what an earlier start has measured: " in caplog.text

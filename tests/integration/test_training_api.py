@@ -195,7 +195,7 @@ def test_it_runs_in_any_thread(tmp_path: Path, inference: str) -> None:
     for _ in range(2):
         thread = threading.Thread(target=lambda: results.append(train(flags)))
         thread.start()
-        thread.join(100)
+        thread.join(HANG_SECONDS)
     assert [result.directory.name for result in results] == ["Counter-v0_1", "Counter-v0_2"]
     assert all(result.report.env_steps >= 1000 for result in results)
     assert state()[:4] == before

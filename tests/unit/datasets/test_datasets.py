@@ -25,6 +25,7 @@ from appo.algorithms.datasets.reader import Dataset, open_dataset
 from appo.algorithms.datasets.writer import DatasetWriter
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from appo.utils.errors import ResourceError, UsageError
+from tests.patience import HANG_SECONDS
 from tests.unit.datasets.data import LENGTHS, SPEC, assert_same, episode, episodes, written
 
 NAME = r"[^ ]*"
@@ -149,13 +150,14 @@ def test_a_kill_costs_the_open_part_at_most(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=write_and_wait, args=(str(tmp_path / "d"), theirs))
     process.start()
+    theirs.close()  # of a child that dies, the end of the pipe is read
     try:
-        assert ours.poll(60)
+        assert ours.poll(HANG_SECONDS)
         parts, count = ours.recv()
     finally:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join(60)
+        process.join(HANG_SECONDS)
     assert count == 4
     names = parts_in(tmp_path / "d")
     assert names == [".open-writer"] * (parts < 4) + [f"part-{number:05}" for number in range(parts)]

@@ -18,6 +18,7 @@ from appo.envs.precision import Precision
 from appo.envs.spaces import spec_of
 from appo.envs.spec import EpisodeStats
 from appo.utils.errors import EnvironmentFailure, NotFinite
+from tests.patience import HANG_SECONDS
 
 BOX = spaces.Box(np.array([-1.0, 0.0]), np.array([1.0, 0.5]), dtype=np.float64)
 ACTION_SPACES = [
@@ -312,7 +313,10 @@ class Offset(gymnasium.Env[Any, Any]):
         ({"offset": 1 << 24, "dtype": "float64", "noise": 1024.0}, None),
     ],
 )
-def test_numbers_that_float32_cannot_hold_are_named(kwargs: dict[str, Any], shown: str | None, form: str) -> None:
+def test_numbers_that_float32_cannot_hold_are_named(
+    kwargs: dict[str, Any], shown: str | None, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appo.envs.make.PRECISION_SECONDS", float(HANG_SECONDS))
     config = EnvConfig(env=f"{__name__}:Offset", env_kwargs={**kwargs, "form": form})
     group = make_group(config, 1)
     plain = group._observations.plain_types  # type: ignore[attr-defined]

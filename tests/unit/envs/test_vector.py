@@ -19,10 +19,16 @@ from appo.envs.toys.toy import Corridor, Counter, CounterVector, counter_length,
 from appo.envs.vectors.autoreset import FIRST_ENDS
 from appo.envs.vectors.gym_vector import GymVector
 from appo.utils.errors import EnvironmentFailure, NotFinite, SpaceMismatch, UsageError
+from tests.patience import HANG_SECONDS
 from tests.unit.envs.rollouts import Rollout, collect
 
 MODES = list(AutoresetMode)
 SEEDS = [10, 11, 12, 13, 14]
+
+
+@pytest.fixture(autouse=True)
+def _as_long_as_the_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appo.envs.vectors.gym_vector.SETTLING_SECONDS", float(HANG_SECONDS))
 
 
 def counter_vector(mode: AutoresetMode, num_envs: int = 5) -> GymVector:

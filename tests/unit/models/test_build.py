@@ -74,7 +74,10 @@ def test_counting_draws_no_random_number() -> None:
         {"hidden_size": 100_000, "rnn_num_layers": 100},
     ],
 )
-def test_a_network_that_no_memory_holds_is_refused_with_the_numbers(flags: dict[str, object]) -> None:
+def test_a_network_that_no_memory_holds_is_refused_with_the_numbers(
+    flags: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8 << 30)
     with pytest.raises(ResourceError, match=r"a network of [0-9,]+ weights needs [0-9,]+ MiB to be made, of memory"):
         build(**flags)
 

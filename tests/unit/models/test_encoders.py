@@ -24,6 +24,7 @@ from appo.algorithms.models.encoders import (
 )
 from appo.algorithms.models.flat_module import FlatModule
 from appo.algorithms.models.images import CLIP, IMAGES_AT_ONCE, Blocks, FirstConv2d, FlattenImages, InputScaling
+from tests.patience import HANG_SECONDS
 from tests.unit.models.cases import config_of
 
 AT_ONCE = IMAGES_AT_ONCE[torch.float32]
@@ -194,7 +195,7 @@ def test_threads_take_their_share_of_the_images(make: Callable[[], Encoder], bf1
         encoder.threads, together = threads, threading.Barrier(threads)
 
         def meet(*layer: object, together: threading.Barrier = together) -> None:
-            together.wait(60)  # no thread comes through alone
+            together.wait(HANG_SECONDS)  # no thread comes through alone
 
         hook = encoder[2].register_forward_pre_hook(meet)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):

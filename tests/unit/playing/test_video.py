@@ -19,6 +19,7 @@ from appo.envs.config import EnvConfig
 from appo.envs.make import make_single
 from appo.envs.wrappers.making import natural_steps_per_second
 from appo.utils.errors import EnvironmentFailure, ResourceError, UsageError
+from tests.patience import require_programs_in
 from tests.unit.envs.rollouts import collect
 from tests.videos import durations_of, pictures_of, rate_of
 
@@ -120,6 +121,7 @@ def test_a_video_that_is_given_up_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_encoder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_programs_in(tmp_path)
     encoder = tmp_path / "ffmpeg"
     encoder.write_text("#!/bin/sh\necho 'Error: No space left on device' >&2\nexit 1\n")
     encoder.chmod(stat.S_IRWXU)

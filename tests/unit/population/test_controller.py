@@ -27,6 +27,7 @@ from appo.algorithms.runtime.messages import (
 )
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
+from tests.patience import HANG_SECONDS
 
 FLAGS = (
     "--env=CartPole-v1", "--with_pbt", "--pbt_start_mutation=1000", "--pbt_period_env_steps=500",
@@ -40,7 +41,7 @@ class AtOnce(DiskThread):
 
     def submit(self, action):  # type: ignore[no-untyped-def]
         future = super().submit(action)
-        future.exception(60)
+        future.exception(HANG_SECONDS)
         return future
 
 

@@ -14,7 +14,7 @@ from appo.algorithms.run.config import Config
 from appo.algorithms.run.directory import code
 from appo.algorithms.run.directory.code import CodeWatch, code_places, look
 from appo.utils.errors import PACKAGE
-from tests.patience import HANG_SECONDS
+from tests.patience import HANG_SECONDS, require_programs_in
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 
@@ -24,6 +24,17 @@ WHO = ("-c", "user.name=a", "-c", "user.email=a@b")
 def git(folder: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(folder), *WHO, *words], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def _plain_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the user's settings, nor a repository around the folder, nor a slow machine decide."""
+    monkeypatch.setattr(code, "GIT_SECONDS", float(HANG_SECONDS))
+    places = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    for name, value in (places | {"GIT_CONFIG_NOSYSTEM": "1"}).items():
+        monkeypatch.setenv(name, value)
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -112,6 +123,7 @@ def test_a_repository_without_a_commit_is_its_files(tmp_path: Path, run: Path) -
 
 
 def test_programs_that_a_repository_names_are_not_started(repository: Path, tmp_path: Path) -> None:
+    require_programs_in(tmp_path)
     mark, program = tmp_path / "mark", tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {mark}\n")
     program.chmod(0o755)

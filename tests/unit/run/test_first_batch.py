@@ -1,9 +1,9 @@
 """Warnings about a first batch that does not fill, with numbers that can be checked by hand."""
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +14,7 @@ from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
 from appo.utils.errors import NothingTrained, UsageError
 
+CLOCK = "appo.algorithms.run.first_batch.time.monotonic"
 FLAGS = {"env": "a", "experiment": "r", "rollout": 32, "batch_size": 1024}
 
 
@@ -52,8 +53,7 @@ class Watched:
 def said(watched: Watched, caplog: pytest.LogCaptureFixture, **flags: Any) -> list[str]:
     first = needs(**flags)
     assert first is not None
-    watched.started = time.monotonic() - 8.001
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), patch(CLOCK, return_value=watched.started + 8.001):
         first.tick(watched)  # type: ignore[arg-type]
     return caplog.messages
 
@@ -193,9 +193,10 @@ def test_a_budget_that_a_replay_used_up_without_an_update_is_named(caplog: pytes
     assert caplog.messages == [
         "nothing is trained: no update was due so soon, or no stored step can be drawn (replay/unsampled)"
     ]
-    ended.stepped, ended.started = 999, time.monotonic() - 10.0
+    ended.stepped = 999
     caplog.clear()
-    first.check(ended, "the end")  # type: ignore[arg-type]
+    with patch(CLOCK, return_value=ended.started + 10.0):
+        first.check(ended, "the end")  # type: ignore[arg-type]
     assert "999 steps are collected, training begins at 1,000 (--learning_starts), 10 s from the start" in caplog.text
     ended.budget = Budget(4001, episode_return=-1.0)
     for policy in ended.policies:

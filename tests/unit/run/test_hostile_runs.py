@@ -44,6 +44,7 @@ from appo.utils.errors import AppoError, ResourceError, UsageError
 from appo.utils.hashed_files import ManifestEntry
 from appo.utils.lock import RunLock
 from appo.utils.metrics import last_values, read_metrics, without_lost
+from tests.patience import HANG_SECONDS
 from tests.states import adam_layout, adam_state
 
 TABLE = [("w", (2, 2)), ("b", (2,))]
@@ -660,11 +661,11 @@ def test_names_are_names_only(planted: Planted, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name and "/" not in name and "\0" not in name])
 def test_names_of_videos_reach_no_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(video, "_ffmpeg", lambda: "/bin/true")
+    monkeypatch.setattr(video, "_ffmpeg", lambda: shutil.which("true"))
     file = video.VideoFile(Path(f"{name[:200]}.mp4"))
     file._shape = (2, 2, 3)
     process = file._start()
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_SECONDS)
     assert file._complaints is not None
     file._complaints.close()
     assert process.args[-1] == str(file._temporary)  # type: ignore[index]

@@ -11,6 +11,7 @@ from appo.algorithms.run.config import Config, parse_train
 from appo.algorithms.run.directory import page
 from appo.algorithms.run.directory.page import command_line, leave_page
 from appo.utils.run_folder import CURVE_FILE, PAGE_FILE
+from tests.patience import HANG_SECONDS
 from tests.unit.run.test_summary import reports, write_run
 
 STATUS: dict[str, Any] = {
@@ -85,7 +86,7 @@ def test_the_command_gives_the_same_flags_again(config: Config, words: list[str]
 
 
 def test_a_finished_run_gets_its_curve_and_any_other_none(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "PLOT_SECONDS", 60.0)  # on a busy machine
+    monkeypatch.setattr(page, "PLOT_SECONDS", float(HANG_SECONDS))
     directory = ended(config)
     leave_page(config, with_curve=False)
     assert not (directory / CURVE_FILE).exists()

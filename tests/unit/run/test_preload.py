@@ -30,7 +30,7 @@ context = Context(spec, algorithm.flags(), ModelConfig(use_rnn=False), "fp32", "
 before = set(sys.modules)
 algorithm.make_policy(context, algorithm.make_model(context))
 algorithm.make_learner(context, algorithm.make_model(context), device_of("cpu"))
-print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in ("algorithms", "envs", "utils")))
+print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] == "appo"))
 """
 UNPICKLED = {run_process.__module__, Blueprint.__module__, Config.__module__, APPO.__module__}
 

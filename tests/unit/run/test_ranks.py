@@ -277,6 +277,7 @@ ENDINGS = {signal.SIGINT: 130, **dict.fromkeys((signal.SIGTERM, signal.SIGQUIT, 
 def rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[launch._Process]:
     """A rank 0 in the place of which `sleep` dies by any signal, like a rank that is still loading."""
     monkeypatch.setattr(launch, "own_command", lambda words: ["sleep", "600"])
+    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.01)
     process = launch._Process(Rank(0, 2), Revival("rank 0", Path()))
     # A script that runs the tests in the background ignores SIGQUIT, and an ignored signal stays ignored.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}

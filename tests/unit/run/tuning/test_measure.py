@@ -45,9 +45,10 @@ def config_of(env: str, **flags: object) -> Config:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as little as possible."""
     monkeypatch.setattr("appo.algorithms.run.tuning.environment.STEPPING_SECONDS", 0.0)
-    for name in ("ACTING_SECONDS", "TRAINING_SECONDS"):
+    for name in ("ACTING_SECONDS", "TRAINING_SECONDS", "SLOWEST_SECONDS"):
         monkeypatch.setattr(network, name, 0.0)
-    monkeypatch.setattr(network, "SLOWEST_ACTING_SECONDS", 1e9)
+    for name in ("SLOWEST_ACTING_SECONDS", "SLOWEST_ROW_SECONDS"):
+        monkeypatch.setattr(network, name, 1e9)
 
 
 @pytest.fixture(autouse=True)
