@@ -1,4 +1,5 @@
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -33,6 +34,7 @@ from benchmarks.shared.runs import Observed, Progress
 from benchmarks.shared.workloads import WORKLOADS, words_of
 from benchmarks.speed import end_to_end, first_hour, growth, network_alone, placements
 from benchmarks.speed.actor_process import random_actions
+from tests.patience import HANG_SECONDS
 
 
 def run_of(speed: float, *, pss: float = 100.0, games: float = 0.0, discarded: float = 0.0) -> dict[str, Any]:
@@ -150,16 +152,18 @@ class TestRuns:
         before = {p.pid for p in process_tree.processes(os.getpid())}  # other tests may have left some
         members: set[int] = set()
 
+        looks = itertools.count(1)
+
         def progress() -> list[Progress]:
             members.update({p.pid for p in process_tree.processes(os.getpid())} - before)
-            return runs.reported_progress(log)
+            return [Progress(i / 100, i) for i in range(20 * next(looks))] if runs.reported_progress(log) else []
 
-        timing = runs.Timing(0.0, 0.3, ("nice", "-n", "1"))
+        timing = runs.Timing(0.0, 0.0, ("nice", "-n", "1"))
         seen = runs.observe([sys.executable, str(trainer)], progress, timing, log)
         assert seen.samples_per_second == pytest.approx(100)
         assert seen.processes == 2
         assert len(members) == 2
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while any(process_tree.command_of(pid) for pid in members):  # a zombie has none
             assert time.monotonic() < deadline
             time.sleep(0.01)

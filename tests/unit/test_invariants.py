@@ -13,6 +13,7 @@ from appo.utils import checkpoint_files
 from tests.chaos.invariants import find_falling, find_unaccounted, lost_checkpoints, read_saves
 from tests.chaos.killer import zombies_of
 from tests.chaos.witness import SCALE, broken_steps, columns, traces
+from tests.patience import HANG_SECONDS
 
 TOTALS = {
     "env_steps": 900,
@@ -63,10 +64,10 @@ def test_zombies_are_found() -> None:
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "print(1)"], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.read() == b"1\n"
-    own, deadline = {os.getpid()}, time.monotonic() + 30.0
+    own, deadline = {os.getpid()}, time.monotonic() + HANG_SECONDS
     while child.pid not in zombies_of(own):
         assert time.monotonic() < deadline
-    assert child.wait(10.0) == 0
+    assert child.wait(HANG_SECONDS) == 0
     child.stdout.close()
     assert child.pid not in zombies_of(own)
 

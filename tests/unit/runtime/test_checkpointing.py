@@ -25,6 +25,7 @@ from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.utils import checkpoint_files, failpoints
 from appo.utils.errors import AppoError, CheckpointError, NumericsError, UsageError
+from tests.patience import HANG_SECONDS
 from tests.states import NAMES, adam_layout, adam_state, stacked
 
 TABLE: Table = [("z.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())]
@@ -74,7 +75,7 @@ class Saving:
         """The learner has written its state and said so; wait for the writer."""
         self.blocks[policy].write(state_of(env_steps))
         self.checkpointing.handle(StateSaved(policy))
-        self.checkpointing._pending[policy].result(60)
+        self.checkpointing._pending[policy].result(HANG_SECONDS)
 
     def played(self, *returns: float, env_steps: int, policy: int = 0) -> None:
         """Episodes have ended, and the policy has learned from so many env steps."""
@@ -285,25 +286,25 @@ def test_a_state_that_comes_during_a_write_is_written_after_that_write(
     def read_and_wait() -> LearnerState | None:
         state = read()
         has_read.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(HANG_SECONDS)
         return state
 
     monkeypatch.setattr(saving.blocks[0], "read", read_and_wait)
     saving.blocks[0].write(state_of(100))
     assert saving.asked(60.0) == [SaveState(0)]
     saving.checkpointing.handle(StateSaved(0))
-    assert has_read.wait(60)
+    assert has_read.wait(HANG_SECONDS)
     saving.checkpointing.ask()
     assert saving.asked(1.0) == [SaveState(0)]
     saving.blocks[0].write(state_of(200))
     saving.checkpointing.handle(StateSaved(0))
     assert saving.asked(1.0) == []  # the disk is not free yet
     goes_on.set()
-    saving.checkpointing._pending[0].result(60)
+    saving.checkpointing._pending[0].result(HANG_SECONDS)
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100"]
     assert saving.checkpointing.busy
     assert saving.asked(1.0) == []  # the state is in the block already
-    saving.checkpointing._pending[0].result(60)
+    saving.checkpointing._pending[0].result(HANG_SECONDS)
     assert names(tmp_path / "checkpoint_p0") == ["ckpt_000000000100", "ckpt_000000000200"]
     assert not saving.checkpointing.busy
     saving.checkpointing.finish()
@@ -582,7 +583,7 @@ def test_what_is_not_finite_is_refused_and_the_last_good_checkpoint_kept(
     bad.vectors[where][-1] = np.nan
     saving.blocks[0].write(bad)
     saving.checkpointing.handle(StateSaved(0))
-    saving.checkpointing._pending[0].result(60)
+    saving.checkpointing._pending[0].result(HANG_SECONDS)
     assert "not finite; older checkpoints are kept" in caplog.text
     with pytest.raises(NumericsError) as error:
         saving.checkpointing.finish()

@@ -92,8 +92,12 @@ def make_pipe(path: Path) -> None:
 
 
 def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
+    folder = os.open(path.parent, os.O_PATH)  # a path has at most 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def make_sparse(path: Path) -> None:

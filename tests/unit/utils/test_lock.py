@@ -11,6 +11,7 @@ import pytest
 
 from appo.utils.errors import DirectoryInUse, UsageError
 from appo.utils.lock import RunLock
+from tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -18,7 +19,7 @@ import subprocess, sys
 from pathlib import Path
 from appo.utils.lock import RunLock
 lock = RunLock(Path(sys.argv[1])).acquire()
-child = subprocess.Popen(["sleep", "60"], close_fds=False)  # a worker that outlives its parent holds nothing
+child = subprocess.Popen(["sleep", "1000"], close_fds=False)  # a worker that outlives its parent holds nothing
 print(child.pid, flush=True)
 sys.stdin.read()
 """
@@ -79,7 +80,7 @@ def test_kill_9_of_the_holder_frees_the_lock_at_once(tmp_path):
             with pytest.raises(DirectoryInUse, match=f"pid {holder.pid} "):
                 RunLock(path).acquire()
             holder.send_signal(signal.SIGKILL)
-            holder.wait(timeout=30)
+            holder.wait(timeout=HANG_SECONDS)
             RunLock(path).acquire().release()
         finally:
             os.kill(grandchild, signal.SIGKILL)

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_events_are_what_tensorboard_reads(tmp_path):
     writer = EventWriter(tmp_path / "p0", purge_step=7)
     writer.add(10, {"reward/mean": 1.5, "train/loss": np.float32(-0.25)})
     writer.add(np.int64(11), {"train/loss": math.nan})
-    assert writer.close(timeout=30)
+    assert writer.close(timeout=HANG_SECONDS)
     assert (writer.written, writer.dropped) == (2, 0)
     version, purge, first, second = events(tmp_path / "p0")
     assert version.file_version == "brain.Event:2"
@@ -242,7 +243,7 @@ def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> No
     writer = EventWriter(tmp_path)
     writer.describe(flags, first={"use_rnn", "gone"})
     writer.add(3, {"reward/mean": 1.0})
-    assert writer.close(timeout=30)
+    assert writer.close(timeout=HANG_SECONDS)
     _, table, figure = events(tmp_path)
     assert [value.tag for value in table.summary.value] == ["_hparams_/experiment", "_hparams_/session_start_info"]
     assert figure.summary.value[0].tag == "reward/mean"
@@ -263,21 +264,21 @@ def test_flags_are_entered_into_tensorboards_table_of_runs(tmp_path: Path) -> No
 def test_without_resume_nothing_is_purged_and_nothing_to_write_makes_no_file(tmp_path):
     writer = EventWriter(tmp_path / "a")
     writer.add(1, {"x": 1})
-    assert writer.close(timeout=30)
+    assert writer.close(timeout=HANG_SECONDS)
     assert len(events(tmp_path / "a")) == 2
-    assert EventWriter(tmp_path / "b").close(timeout=30)
+    assert EventWriter(tmp_path / "b").close(timeout=HANG_SECONDS)
     assert not (tmp_path / "b").exists()
 
 
-def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
-    failpoints.arm("events.write:sleep=3@1")
+def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr("appo.utils.tensorboard.writer.failpoint", lambda place: answers.wait(HANG_SECONDS))
     writer = EventWriter(tmp_path, capacity=10)
-    start = time.monotonic()
-    for step in range(1000):
+    for step in range(1000):  # ends although the disk does not answer
         writer.add(step, {"x": step})
-    assert time.monotonic() - start < 3.0
     assert not writer.close(timeout=0)
-    assert writer.close(timeout=30)
+    answers.set()
+    assert writer.close(timeout=HANG_SECONDS)
     assert writer.written + writer.dropped == 1000
     steps = [event.step for event in events(tmp_path)[1:]]
     assert len(steps) == writer.written
@@ -290,7 +291,7 @@ def test_a_slow_disk_delays_nobody_and_drops_the_oldest(tmp_path):
 def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setattr("appo.utils.tensorboard.writer._RETRY_SECONDS", 0.01)
     writer = EventWriter(tmp_path, purge_step=3)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     for step in range(5):
         if step == 2:
             failpoints.arm("events.write:enospc@1")
@@ -298,7 +299,7 @@ def test_after_a_failed_write_a_new_file_is_begun_and_purges_nothing_twice(tmp_p
         while writer.written + writer.dropped <= step:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-    assert writer.close(timeout=30)
+    assert writer.close(timeout=HANG_SECONDS)
     assert (writer.written, writer.dropped) == (4, 1)
     assert len(list(tmp_path.iterdir())) == 2
     found = events(tmp_path)
@@ -569,19 +570,21 @@ def test_a_disk_that_takes_no_copy_costs_no_record(tmp_path, monkeypatch):
 
 def test_main_takes_no_more_memory_for_it(tmp_path):
     script = """
-import resource, sys
+import sys
 from pathlib import Path
 from appo.utils.metrics import MetricsLog
+def peak():  # of this program; getrusage begins with the peak of the parent
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 log = MetricsLog(Path(sys.argv[1]), 8 << 20)
 record = {f"stats/{n}/mean": float(n) for n in range(500)}
 log.append(record)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 for n in range(800):
     log.append({"policy": 0, "env_steps": n, "elapsed_seconds": n, **record})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
     grown_kib = int(run_python(script, str(tmp_path / "metrics.jsonl")))
-    assert grown_kib < 6 << 10
+    assert 0 <= grown_kib < 6 << 10
     assert (tmp_path / "metrics.jsonl").stat().st_size <= 9 << 20
 
 

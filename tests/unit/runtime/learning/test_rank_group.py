@@ -73,10 +73,17 @@ class Ranks:
             while not self.groups[rank].ready(self.members[rank]):
                 threading.Event().wait(0.001)
 
-        # All ranks form at once, however slow the machine is; without one of them, the others wait for a second.
+        # All ranks form at once, however slow the machine is; without one of them, the others do not wait for it.
+        self.announce(ranks)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rank_group, "WINDOW_SECONDS", HANG_SECONDS if len(ranks) == self.size else 1.0)
+            patch.setattr(rank_group, "WINDOW_SECONDS", HANG_SECONDS if len(ranks) == self.size else 0.0)
             self.each(until_ready, ranks)
+
+    def announce(self, ranks: list[int]) -> None:
+        """Let ranks come before any of them looks who has come."""
+        for rank in ranks:
+            if not (self.groups[rank]._stands or self.groups[rank]._announced):
+                self.groups[rank]._announce(self.members[rank], time.monotonic())
 
     def round(self, ranks: list[int], progress: float = 0.0) -> list[float | None]:
         return self.each(lambda r: self.groups[r].begin(self.members[r].totals, progress + r), ranks)
@@ -235,10 +242,14 @@ def test_rank_0_ends_the_run_of_all() -> None:
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(rank_group, "SAY_SECONDS", 0.0)
-    monkeypatch.setattr(rank_group, "START_SECONDS", 0.2)
+    monkeypatch.setattr(rank_group, "START_SECONDS", HANG_SECONDS)
     ranks = Ranks(3)
+    ranks.announce([0, 2])
+    for rank in (0, 2):
+        assert not ranks.groups[rank].ready(ranks.members[rank])
+    monkeypatch.setattr(rank_group, "START_SECONDS", 0.0)
     ranks.form([0, 2])
-    assert caplog.messages.count("rank 1 is not there yet: the others wait up to 0.2 s") == 2
+    assert caplog.messages.count(f"rank 1 is not there yet: the others wait up to {HANG_SECONDS} s") == 2
     assert "rank 1 is not there: 2 of 3 learn on" in caplog.messages
 
 

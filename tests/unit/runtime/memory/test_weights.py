@@ -10,6 +10,7 @@ import pytest
 from appo.algorithms.runtime.memory.arena import Arena, Field
 from appo.algorithms.runtime.memory.weights import WeightRing, checksum
 from appo.utils import failpoints
+from tests.patience import HANG_SECONDS
 
 SIZE = 1 << 16
 
@@ -163,7 +164,7 @@ def test_no_copy_is_torn_while_the_writer_runs_and_is_stopped_anywhere() -> None
     writer = multiprocessing.get_context("fork").Process(target=_publish_until_stopped, args=(arena,))
     writer.start()
     seen = copies = half_written = 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     try:
         for _ in range(100):
             newer = 0
@@ -186,7 +187,7 @@ def test_no_copy_is_torn_while_the_writer_runs_and_is_stopped_anywhere() -> None
     finally:
         arena["stop"][0] = 1
         os.kill(writer.pid or 0, signal.SIGCONT)
-        writer.join(60)
+        writer.join(HANG_SECONDS)
     assert writer.exitcode == 0
     assert copies == 500
     assert half_written > 0

@@ -16,6 +16,7 @@ from appo.algorithms.runtime.monitor.upkeep import Belongings, Upkeep
 from appo.utils.errors import DirectoryInUse
 from appo.utils.lock import RunLock
 from appo.utils.run_folder import RunFolder
+from tests.patience import HANG_SECONDS
 
 MIB = 1 << 20
 
@@ -58,15 +59,20 @@ def test_a_gigabyte_printed_at_once_is_shortened_while_its_process_lives(run: Ru
     script = "import os; os.truncate(1, 1 << 30); print('last words', flush=True); input()"
     with run.log("actor_0").open("ab") as output:
         child = subprocess.Popen([sys.executable, "-c", script], stdout=output, stdin=subprocess.PIPE)
+        while not run.log("actor_0").read_bytes()[-20:].endswith(b"last words\n"):
+            assert child.poll() is None
     with Upkeep(run, lock, MIB):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_SECONDS
         while not (0 < run.log("actor_0").stat().st_size < MIB and b"last words" in run.log("actor_0").read_bytes()):
             assert time.monotonic() < deadline
     child.communicate(b"\n")
     assert child.returncode == 0
 
 
-def test_what_is_printed_last_is_shortened_at_the_end(run: RunFolder, lock: RunLock) -> None:
+def test_what_is_printed_last_is_shortened_at_the_end(
+    run: RunFolder, lock: RunLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appo.algorithms.runtime.monitor.upkeep.END_SECONDS", HANG_SECONDS)
     with Upkeep(run, lock, MIB):
         run.log("actor_0").write_bytes(b"y" * (2 * MIB))
     assert run.log("actor_0").stat().st_size <= 0.75 * MIB

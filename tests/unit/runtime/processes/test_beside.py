@@ -9,6 +9,12 @@ from appo.algorithms.runtime.processes import beside
 from appo.algorithms.runtime.processes.beside import RestartedCommand, answer_of
 from appo.algorithms.runtime.processes.janitor import kill_group
 from appo.utils.errors import UsageError
+from tests.patience import HANG_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _as_long_as_a_killed_process_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "JOIN_SECONDS", HANG_SECONDS)
 
 
 class Watched(list[int]):

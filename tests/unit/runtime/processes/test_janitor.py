@@ -12,7 +12,9 @@ from tests.patience import HANG_SECONDS
 MAIN = """
 import sys
 from pathlib import Path
+from appo.algorithms.runtime.processes import janitor as module
 from appo.algorithms.runtime.processes.janitor import Janitor
+module.JOIN_SECONDS = 600  # to fork, on any machine
 janitor = Janitor()
 janitor.detached = True
 with janitor:
