@@ -3,9 +3,10 @@
 import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,25 @@ def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A place for configuration that cannot be written, whoever asks: it lies below a file."""
     (tmp_path / "a-file").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a-file"))
+
+
+@pytest.fixture
+def train_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., "subprocess.CompletedProcess[str]"]]:
+    """`appo train` with these words, in `tmp_path` and in this process: a refusal needs no interpreter of its own."""
+    from appo.algorithms.cli import run, run_command  # not before the settings above
+
+    def train(*words: str) -> "subprocess.CompletedProcess[str]":
+        capfd.readouterr()
+        exit_code = run_command(lambda: run("train", words))
+        return subprocess.CompletedProcess(words, exit_code, *capfd.readouterr())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # a command appends the working directory
+    yield train
+    for path in tmp_path.glob("*.py"):  # modules of the test
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.fixture(autouse=True)

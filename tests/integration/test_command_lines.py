@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.integration.elsewhere import completed
 from tests.patience import in_time
 
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = "--env=CartPole-v1"
 HOSTILE = "--env=tests.chaos.hostile_env:Hostile"
@@ -42,16 +43,31 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) ->
         assert words in result.stderr
 
 
+GOOD_MODULE = "class Env:\n    pass\n\n\nNUMBER = 3\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         ([CARTPOLE, "--lerning_rate=1"], "did you mean --learning_rate?"),
+        (["--env=good_module:Envv"], "did you mean Env?"),
+    ],
+)
+def test_a_process_with_a_wrong_command_line_ends_with_one_line_and_exit_2(
+    tmp_path: Path, argv: list[str], expected: str
+) -> None:
+    (tmp_path / "good_module.py").write_text(GOOD_MODULE)
+    assert_one_line(start(tmp_path, *argv), expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
         ([CARTPOLE, "--inference=centrl"], "did you mean central?"),
         (["--env=CartPol-v1"], "did you mean CartPole-v1"),
         (["--env=CartPole-v77"], "CartPole-v77"),
         ([CARTPOLE, "--batch_size=1000", "--rollout=32"], "--batch_size=1000 is not a multiple of --rollout=32"),
         (["--env=no_such_package.module:Env-v0"], "there is no module no_such_package"),
-        (["--env=good_module:Envv"], "did you mean Env?"),
         (["--env=good_module:NUMBER"], "good_module:NUMBER is a int"),
         ([CARTPOLE, "--train_dir=file/below"], "file/below: Not a directory"),
         ([CARTPOLE, "--train_dir=/proc/nowhere"], "cannot write the run to"),
@@ -65,10 +81,12 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *expected: str) ->
         ([CARTPOLE, "--num_envs_per_worker=3", "--worker_num_splits=2"], "--num_envs_per_worker=3"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], expected: str) -> None:
+def test_a_wrong_command_line_is_one_line_and_exit_2(
+    tmp_path: Path, train_here: Train, argv: list[str], expected: str
+) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "good_module.py").write_text("class Env:\n    pass\n\n\nNUMBER = 3\n")
-    assert_one_line(start(tmp_path, *argv), expected)
+    (tmp_path / "good_module.py").write_text(GOOD_MODULE)
+    assert_one_line(train_here(*argv), expected)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +96,11 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(tmp_path: Path, argv: list[
         ("raise SystemExit(3)", "importing bad_module raised SystemExit: 3"),
     ],
 )
-def test_a_module_that_raises_is_shown_below_the_line(tmp_path: Path, code: str, expected: str) -> None:
+def test_a_module_that_raises_is_shown_below_the_line(
+    tmp_path: Path, train_here: Train, code: str, expected: str
+) -> None:
     (tmp_path / "bad_module.py").write_text(f"{code}\n")
-    result = start(tmp_path, "--env=bad_module:Env-v0")
+    result = train_here("--env=bad_module:Env-v0")
     line, *trace = result.stderr.splitlines()
     assert (result.returncode, line) == (2, f"error: bad_module:Env-v0: {expected}")
     assert f'  File "{tmp_path}/bad_module.py", line 1, in <module>' in trace
@@ -102,23 +122,23 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_spaces_that_cannot_be_learned_from_are_named(
-    tmp_path: Path, placement: str, space: str, expected: str
+    train_here: Train, placement: str, space: str, expected: str
 ) -> None:
-    result = start(tmp_path, HOSTILE, f"--inference={placement}", "--env_kwargs", f"space={space}")
+    result = train_here(HOSTILE, f"--inference={placement}", "--env_kwargs", f"space={space}")
     assert_one_line(result, expected)
 
 
-def test_an_environment_that_refuses_its_arguments(tmp_path: Path) -> None:
-    result = start(tmp_path, CARTPOLE, "--inference=local", "--env_kwargs", "colour=green")
+def test_an_environment_that_refuses_its_arguments(train_here: Train) -> None:
+    result = train_here(CARTPOLE, "--inference=local", "--env_kwargs", "colour=green")
     assert_one_line(result, "--env_kwargs", "colour")
 
 
 @pytest.mark.parametrize("content", ['{"env": "CartPole-v1", ', "", "[1, 2]", '{"env": "CartPole-v1", "rollout": "x"}'])
-def test_a_damaged_configuration_of_the_run(tmp_path: Path, content: str) -> None:
+def test_a_damaged_configuration_of_the_run(tmp_path: Path, train_here: Train, content: str) -> None:
     path = tmp_path / "train_dir" / "a" / "config.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    assert_one_line(start(tmp_path, CARTPOLE, "--experiment=a"))
+    assert_one_line(train_here(CARTPOLE, "--experiment=a"))
     assert path.read_text() == content
 
 
