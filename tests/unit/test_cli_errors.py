@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -21,6 +22,7 @@ from appo.utils.flags import flags_of
 from appo.utils.values import printable
 from tests.patience import HANG_SECONDS
 
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,12 +31,33 @@ def run(tmp_path: Path, script: str, *argv: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
 
 
+def assert_one_line(result: "subprocess.CompletedProcess[str]", expected: str, folder: Path) -> None:
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert expected in result.stderr
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--env=CartPole-v1", "--batch_size=100"], "--batch_size=100 is not a multiple of --rollout=32"),
+        ([], "--env is required"),
+    ],
+)
+def test_a_process_with_a_wrong_command_line_ends_with_one_line_and_exit_2(
+    tmp_path: Path, argv: list[str], expected: str
+) -> None:
+    assert_one_line(run(tmp_path, "train_appo.py", *argv), expected, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--env=CartPole-v1", "--rolout=3"], "did you mean --rollout?"),
         (["--env=CartPole-v1", "--rnn_type=gnu"], "did you mean gru?"),
-        (["--env=CartPole-v1", "--batch_size=100"], "--batch_size=100 is not a multiple of --rollout=32"),
         (["--env=CartPole-v1", "--experiment=a/../../b"], "--experiment=a/../../b"),
         (["--env=CartPole-v1", "--num_envs_per_worker=-1"], "--num_envs_per_worker must be at least 0"),
         (["--env=CartPole-v1", "--batch_size=0"], "--batch_size must be at least 1"),
@@ -43,17 +66,12 @@ def run(tmp_path: Path, script: str, *argv: str) -> subprocess.CompletedProcess[
         (["--env=CartPole-v1", "--config=missing.json"], "cannot read missing.json"),
         (["--env=CartPole-v1", "--with_pbt"], "needs at least 2 policies"),
         (["--env=CartPole-v1", "--experiment=x\ny"], "--experiment="),
-        ([], "--env is required"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], expected: str) -> None:
-    result = run(tmp_path, "train_appo.py", *argv)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert expected in result.stderr
-    assert os.listdir(tmp_path) == []
+def test_a_wrong_command_line_is_one_line_and_exit_2(
+    tmp_path: Path, train_here: Train, argv: list[str], expected: str
+) -> None:
+    assert_one_line(train_here(*argv), expected, tmp_path)
 
 
 def test_any_failure_is_one_line_above_the_lines_of_the_users_code(capfd: pytest.CaptureFixture[str]) -> None:
@@ -67,11 +85,11 @@ def test_any_failure_is_one_line_above_the_lines_of_the_users_code(capfd: pytest
     assert [Path(one.split('"')[1]) for one in trace if "File" in one] == [Path(__file__)]
 
 
-def test_a_damaged_saved_configuration_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_a_damaged_saved_configuration_is_one_line_and_exit_2(tmp_path: Path, train_here: Train) -> None:
     path = tmp_path / "train_dir" / "a" / "config.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"env": "CartPole-v1", ')
-    result = run(tmp_path, "train_appo.py", "--experiment=a")
+    result = train_here("--experiment=a")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("error: train_dir/a/config.json is damaged: ")
 
@@ -116,23 +134,40 @@ def test_help_works_with_anything_and_imports_nothing_heavy(tmp_path: Path, scri
         assert "default: 64,64 by preset" in " ".join(result.stdout.split())
 
 
-HELP_ALONE = """
-import sys
+HELPS = """
+import contextlib, io, json, sys
 from appo.algorithms.cli import run
-try:
-    run(sys.argv[1], ["--help"])
-except SystemExit as end:
-    assert end.code == 0, end.code
-assert not {"torch", "numpy", "gymnasium", "matplotlib"} & set(sys.modules), "too much imported for help"
+heavy, found = set(), {}
+for name in sys.argv[1:]:
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run(name, ["--help"])
+        except SystemExit as end:
+            code = end.code
+    more = {"torch", "numpy", "gymnasium", "matplotlib"} & set(sys.modules) - heavy
+    heavy |= more
+    found[name] = {"code": code, "heavy": sorted(more), "out": out.getvalue(), "err": err.getvalue()}
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_imports_nothing_heavy(name: str) -> None:
-    command = [sys.executable, "-c", HELP_ALONE, name]
+@pytest.fixture(scope="module")
+def helps() -> dict[str, dict[str, object]]:
+    """What `--help` of every command gives, one after the other in one process; its heavy imports are the first's."""
+    command = [sys.executable, "-c", HELPS, *COMMANDS]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("usage: ")
+    found: dict[str, dict[str, object]] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_imports_nothing_heavy(name: str, helps: dict[str, dict[str, object]]) -> None:
+    found = helps[name]
+    assert found["heavy"] == [], "too much imported for help"
+    assert (found["code"], found["err"]) == (0, "")
+    assert str(found["out"]).startswith("usage: ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
