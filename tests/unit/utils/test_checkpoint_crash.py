@@ -1,12 +1,14 @@
 """What is left when saving a checkpoint is killed, fails or runs out of disk at any of its points."""
 
-import os
+import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,20 +50,60 @@ except ResourceError as error:
 """
 
 
-def killed_at(failpoint: str, parent: Path, name: str, step: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, str(parent), name, str(step)],
-        cwd=ROOT,
-        env={**os.environ, "APPO_FAILPOINTS": failpoint},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+FORKS = """
+import json, os, signal, sys, traceback
+from appo.utils import checkpoint_files, failpoints
+
+def run_child(code, failpoint, arguments, printed):
+    for descriptor, file in enumerate(printed, start=1):
+        os.dup2(file, descriptor)
+    signal.alarm(int(sys.argv[2]))
+    failpoints.arm(failpoint)
+    sys.argv[1:] = arguments
+    try:
+        exec(code, {})
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+code = sys.argv[1]
+for line in sys.stdin:
+    printed = [os.memfd_create("stdout"), os.memfd_create("stderr")]
+    child = os.fork()
+    if child == 0:
+        run_child(code, *json.loads(line), printed)
+    _, status = os.waitpid(child, 0)
+    texts = [os.pread(file, 1 << 20, 0).decode() for file in printed]
+    for file in printed:
+        os.close(file)
+    print(json.dumps([os.waitstatus_to_exitcode(status), *texts]), flush=True)
+"""
+
+
+class Ended(NamedTuple):
+    """What is known of a process that has ended, or was killed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def killed_at() -> Iterator[Callable[[str, Path, str, int], Ended]]:
+    """Runs `CHILD` with an armed failpoint, each time in a process of its own: a fork of a single interpreter."""
+    command = [sys.executable, "-c", FORKS, CHILD, str(HANG_SECONDS)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
+
+        def killed(failpoint: str, parent: Path, name: str, step: int) -> Ended:
+            print(json.dumps([failpoint, [str(parent), name, str(step)]]), file=forks.stdin, flush=True)
+            return Ended(*json.loads(forks.stdout.readline()))
+
+        yield killed
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_kill_at_every_point_of_saving_leaves_the_newest_or_the_previous(tmp_path, place):
+def test_kill_at_every_point_of_saving_leaves_the_newest_or_the_previous(tmp_path, killed_at, place):
     for passage in range(1, 50):
         parent = tmp_path / str(passage)
         save_step(parent, 1)
@@ -83,7 +125,7 @@ def test_kill_at_every_point_of_saving_leaves_the_newest_or_the_previous(tmp_pat
 
 
 @pytest.mark.parametrize("place", PLACES[:-1])
-def test_kill_while_a_checkpoint_of_the_same_name_is_replaced_leaves_the_old_or_the_new(tmp_path, place):
+def test_kill_while_a_checkpoint_of_the_same_name_is_replaced_leaves_the_old_or_the_new(tmp_path, killed_at, place):
     for passage in range(1, 50):
         parent = tmp_path / str(passage)
         save(parent, checkpoint_name(7), contents(1))
