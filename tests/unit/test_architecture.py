@@ -1,6 +1,7 @@
 """The shape of the code: imports point down, nothing goes in circles, torch is where it belongs, files can be held."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -361,26 +362,48 @@ def is_wall_clock(node: ast.AST) -> bool:
 TRACKERS = ("wandb", "trackio", "mlflow")
 
 
-@pytest.mark.parametrize(
-    ("module", "forbidden"),
-    [
-        ("appo.algorithms.run.main", ("torch", *TRACKERS)),  # main
-        ("appo.algorithms.run.plan", ("torch", *TRACKERS)),  # actors
-        ("appo.algorithms.runtime.monitor.tracking", ("torch", *TRACKERS)),
-        ("appo.algorithms.appo.algorithm", ("torch",)),
-        ("appo.algorithms.datasets.reader", ("torch", "pyarrow", "h5py")),
-        ("appo.algorithms.offline.config", ("torch", "numpy", "gymnasium")),
-        ("appo.algorithms.appo.config", ("torch", "numpy", "gymnasium")),  # --help
-        ("appo.algorithms.playing.config", ("torch", "numpy", "gymnasium")),
-        ("appo.algorithms.run.summary", ("torch", "numpy", "gymnasium")),
-        ("appo.algorithms.tools.comparison.lineage", ("torch", "numpy", "gymnasium", "matplotlib")),
-        ("algorithms", ("torch", "numpy", "gymnasium")),  # whatever can be imported from it
-        ("appo.algorithms.run.training", ("torch",)),
-    ],
-)
-def test_processes_without_a_network_do_not_load_torch(module: str, forbidden: tuple[str, ...]) -> None:
-    code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({forbidden!r})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
-    )
-    assert done.stdout.split() == []
+WITHOUT = {
+    "appo.algorithms.offline.config": ("torch", "numpy", "gymnasium"),
+    "appo.algorithms.appo.config": ("torch", "numpy", "gymnasium"),  # --help
+    "appo.algorithms.playing.config": ("torch", "numpy", "gymnasium"),
+    "appo.algorithms.run.summary": ("torch", "numpy", "gymnasium"),
+    "appo.algorithms.tools.comparison.lineage": ("torch", "numpy", "gymnasium", "matplotlib"),
+    "algorithms": ("torch", "numpy", "gymnasium"),  # whatever can be imported from it
+    "appo.algorithms.datasets.reader": ("torch", "pyarrow", "h5py"),
+    "appo.algorithms.run.main": ("torch", *TRACKERS),  # main
+    "appo.algorithms.run.plan": ("torch", *TRACKERS),  # actors
+    "appo.algorithms.runtime.monitor.tracking": ("torch", *TRACKERS),
+    "appo.algorithms.appo.algorithm": ("torch",),
+    "appo.algorithms.run.training": ("torch",),
+}
+"""Modules of processes without a network, with packages that are not loaded: those that load the least are first."""
+IMPORT_IN_TURN = """
+import importlib, json, sys
+modules, packages = json.loads(sys.argv[1])
+first, found = {}, {}
+for module in modules:
+    importlib.import_module(module)
+    for package in set(packages) & set(sys.modules):
+        first.setdefault(package, module)
+    found[module] = dict(first)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, dict[str, str]]:
+    """Packages in memory after the import of each module of `WITHOUT`, in order and in one process: package -> module.
+
+    The module is the first after whose import the package was there.
+    """
+    words = json.dumps([[*WITHOUT], sorted({package for forbidden in WITHOUT.values() for package in forbidden})])
+    command = [sys.executable, "-c", IMPORT_IN_TURN, words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("module", WITHOUT)
+def test_processes_without_a_network_do_not_load_torch(module: str, loaded: dict[str, dict[str, str]]) -> None:
+    assert {package: by for package, by in loaded[module].items() if package in WITHOUT[module]} == {}
