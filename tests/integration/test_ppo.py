@@ -1,12 +1,15 @@
 """Runs of synchronous PPO: whose steps are trained on, how often, and that learning sees what acting saw."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.runs import record, run_command, train
+from tests.integration.runs import command_line, record, run_command, train
 
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
 ROLLOUT, ENVS, ACTORS = 8, 4, 2
 EPOCHS, MINIBATCHES, MINIBATCH = 3, 16, 4  # a minibatch is half a trajectory
 SMALL: dict[str, Any] = {
@@ -75,8 +78,8 @@ def test_several_policies_are_told_how_old_a_batch_may_be(tmp_path: Path) -> Non
     assert run.stdout.count("what it trains on may be an iteration old") == 1
 
 
-def test_nothing_waits_for_a_synchronous_learner(tmp_path: Path) -> None:
-    run = run_command(tmp_path / "run", **SMALL, num_minibatches_to_accumulate=4)
+def test_nothing_waits_for_a_synchronous_learner(tmp_path: Path, train_here: Train) -> None:
+    run = train_here(*command_line(tmp_path / "run", **SMALL, num_minibatches_to_accumulate=4))
     assert run.returncode == 2
     assert "--num_minibatches_to_accumulate=4: --algo=PPO is synchronous, nothing waits" in run.stderr
 
@@ -159,8 +162,10 @@ def test_a_learner_that_is_killed_while_it_accumulates_loses_what_is_staged(tmp_
         ({"num_policies": 2, "with_pbt": True, "pbt_optimize_batch_size": True}, "--algo=PPO has no batch size that"),
     ],
 )
-def test_what_cannot_stream_is_refused_before_anything_starts(tmp_path: Path, flags: dict[str, Any], line: str) -> None:
-    run = run_command(tmp_path / "run", **STREAM | flags)
+def test_what_cannot_stream_is_refused_before_anything_starts(
+    tmp_path: Path, train_here: Train, flags: dict[str, Any], line: str
+) -> None:
+    run = train_here(*command_line(tmp_path / "run", **STREAM | flags))
     assert run.returncode == 2
     assert line in run.stderr
     assert run.stderr.count("\n") == 1

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import struct
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from tensorboardX.proto.event_pb2 import Event
 from appo.algorithms.runtime.messages import LearnerReport
 from appo.utils import checkpoint_files
 from appo.utils.lock import RunLock
-from tests.integration.runs import LINGERING, Command, Recorded, Run, record, run_command, train
+from tests.integration.runs import LINGERING, Command, Recorded, Run, command_line, record, run_command, train
 from tests.patience import in_time
 
+Train = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL: dict[str, object] = {
     "env": "CartPole-v1",
     "inference": "serial",
@@ -350,9 +353,11 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
     ("flag", "value", "change"),
     [("hidden_size", 100, "hidden_size 512 -> 100"), ("encoder_mlp_layers", "16,16", "encoder_mlp_layers 16 -> 16,16")],
 )
-def test_another_network_is_refused(finished: Command, flag: str, value: object, change: str) -> None:
+def test_another_network_is_refused(
+    finished: Command, train_here: Train, flag: str, value: object, change: str
+) -> None:
     config, checkpoints = finished.config, finished.checkpoint()
-    refused = run_command(finished.directory, **{flag: value})
+    refused = train_here(*command_line(finished.directory, **{flag: value}))
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert line.startswith("error: run finished cannot change")
