@@ -17,6 +17,7 @@ from appo.utils import timing
 from docs import pictures, reference
 from docs.tags import PHASES, SECTIONS, meaning
 from tests.markdown import BESIDE_CODE, PAGES, ROOT, anchors, blocks, commands, embedded, links, prose
+from tests.structure import tree_of
 
 SOURCES = [path for top in ("algorithms", "envs", "utils") for path in sorted((ROOT / top).rglob("*.py"))]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -139,7 +140,7 @@ def said() -> tuple[str, ...]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.sub(r"%[-.\d]*[sdg]", "\0", node.value)
         elif isinstance(node, ast.JoinedStr):

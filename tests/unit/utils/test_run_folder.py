@@ -396,6 +396,7 @@ WRITING_CALLS = {
 WRITING_METHODS = {
     "write_text", "write_bytes", "touch", "mkdir", "rmdir", "unlink", "rename", "symlink_to", "hardlink_to", "chmod",
 }  # fmt: skip
+WRITING_NAMES = {"open", "replace", *WRITING_METHODS, *WRITING_CALLS["os"], *WRITING_CALLS["shutil"]}
 WITH_FOLDER = {"dir_fd", "src_dir_fd"}
 
 
@@ -403,19 +404,22 @@ def writes_by_path(node: ast.AST) -> bool:
     """Say whether a call writes, makes, renames or removes what a path names, and not a name in an open folder."""
     if not isinstance(node, ast.Call) or WITH_FOLDER & {keyword.arg for keyword in node.keywords}:
         return False
-    words = [ast.unparse(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
     if isinstance(node.func, ast.Name):
-        return node.func.id == "open" and any(_is_writing_mode(word) for word in words)
-    if not isinstance(node.func, ast.Attribute):
+        return node.func.id == "open" and any(_is_writing_mode(word) for word in _words(node))
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in WRITING_NAMES:
         return False
     owner, name = ast.unparse(node.func.value), node.func.attr
     if owner == "os" and name == "open":
-        return any(re.search("O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)", word) for word in words)
+        return any(re.search("O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)", word) for word in _words(node))
     if owner in WRITING_CALLS:
         return name in WRITING_CALLS[owner]
     if name == "replace":  # of a path; that of a text has two arguments, that of a data class none without a name
         return len(node.args) == 1 and not node.keywords
-    return name in WRITING_METHODS or (name == "open" and any(_is_writing_mode(word) for word in words))
+    return name in WRITING_METHODS or (name == "open" and any(_is_writing_mode(word) for word in _words(node)))
+
+
+def _words(node: ast.Call) -> list[str]:
+    return [ast.unparse(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))]
 
 
 def _is_writing_mode(word: str) -> bool:
@@ -427,7 +431,7 @@ def test_files_of_a_run_are_opened_in_one_place() -> None:
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in structure.files()
         if path not in (Path(run_folder.__file__), Path(dataset_writer.__file__))  # datasets lie where the user says
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(structure.tree_of(path))
         if writes_by_path(node)
     }
     assert found == set(ELSEWHERE)
