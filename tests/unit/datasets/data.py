@@ -1,6 +1,8 @@
 """Episodes of which every number is known, and what is written of them."""
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +83,18 @@ def written(folder: Path, content: list[Episode] | None = None, spec: EnvSpec = 
         for one in episodes() if content is None else content:
             writer.write(one)
     return writer
+
+
+def write_and_wait(folder: str, ready: Any) -> None:
+    """Write four episodes, send how many parts and episodes that makes, and wait for the end: a process to be killed.
+
+    Here, because a process that is spawned imports the module of its function: that of the tests loads Minari.
+    """
+    writer = DatasetWriter(OutputConfig(output=folder, output_max_file_size=600), SPEC, {})
+    for one in episodes(LENGTHS[:4]):
+        writer.write(one)
+    ready.send((writer.parts, writer.episodes))
+    signal.pause()
 
 
 def assert_same(found: Episode, expected: Episode) -> None:

@@ -26,7 +26,7 @@ from appo.algorithms.datasets.writer import DatasetWriter
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 from appo.utils.errors import ResourceError, UsageError
 from tests.patience import HANG_SECONDS
-from tests.unit.datasets.data import LENGTHS, SPEC, assert_same, episode, episodes, written
+from tests.unit.datasets.data import LENGTHS, SPEC, assert_same, episode, episodes, write_and_wait, written
 
 NAME = r"[^ ]*"
 
@@ -136,14 +136,6 @@ def test_metadata_behind_a_link_is_not_followed(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(UsageError, match=r"^--output: cannot read .*metadata.json"):
         written(tmp_path / "d")
-
-
-def write_and_wait(folder: str, ready: Any) -> None:
-    writer = DatasetWriter(OutputConfig(output=folder, output_max_file_size=600), SPEC, {})
-    for one in episodes(LENGTHS[:4]):
-        writer.write(one)
-    ready.send((writer.parts, writer.episodes))
-    signal.pause()
 
 
 def test_a_kill_costs_the_open_part_at_most(tmp_path: Path) -> None:
