@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -12,13 +13,18 @@ from appo.algorithms.runtime.processes.process import run_process
 
 SCRIPT = """
 import os, sys
-os.environ["APPO_MAIN_PID"] = str(os.getppid())
 from importlib import import_module
 import numpy as np
 from appo.algorithms.run.preload import FIRST, LAST, preloaded
 for module in preloaded(with_torch=True):
     if module not in (FIRST, LAST):  # these two change the process, and import no more than what follows
         import_module(module)
+if not (child := os.fork()):  # with the first one, but none of the imports below
+    os.environ["APPO_MAIN_PID"] = str(os.getppid())
+    import_module(FIRST)
+    print(sorted(set(sys.argv[2:]) - set(sys.modules)))
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
 from appo.algorithms.models.config import ModelConfig
 from appo.algorithms.run.algorithms import find_algorithm
 from appo.algorithms.runtime.algorithm import Context
@@ -35,15 +41,21 @@ print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] ==
 UNPICKLED = {run_process.__module__, Blueprint.__module__, Config.__module__, APPO.__module__}
 
 
+@cache
+def missing(name: str) -> tuple[str, str]:
+    """Modules that a child would load for its plan, and those for its network: two lines of a single process."""
+    words = [sys.executable, "-c", SCRIPT, name, *UNPICKLED]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.count("\n")) == (0, 2), found.stdout + found.stderr
+    plan, network = found.stdout.splitlines()
+    return plan, network
+
+
 def test_the_plan_of_a_process_is_of_modules_that_are_there() -> None:
     """Every child would load, for itself, the modules of the classes that it unpickles."""
-    script = SCRIPT[: SCRIPT.index("from appo.algorithms.models.config")].replace("(FIRST, LAST)", "(LAST,)")
-    script += f"print(sorted(set({sorted(UNPICKLED)}) - set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert found.stdout.strip() == "[]", found.stdout + found.stderr
+    assert missing("APPO")[0] == "[]"
 
 
 @pytest.mark.parametrize("name", ["APPO", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "A3C"))])
 def test_a_child_imports_nothing_of_ours_for_its_network(name: str) -> None:
-    found = subprocess.run([sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, check=False)
-    assert found.stdout.strip() == "[]", found.stdout + found.stderr
+    assert missing(name)[1] == "[]"
