@@ -30,18 +30,21 @@ def steps_shown(path: Path) -> list[int]:
     return [round(float(picture[:35, :51].mean()) / 60) for picture in pictures_of(path)]
 
 
+SHOWN: list[tuple[tuple[str, ...], int, list[int]]] = [
+    ((), 1, [0, 1, 2, 3]),
+    (("--max_num_episodes=2",), 2, [0, 1, 2, 3] * 2),
+    (("--max_num_frames=8",), 2, [*[0, 1, 2, 3] * 2, 0, 1, 2]),
+    (("--max_num_frames=6",), 2, [0, 1, 2, 3] * 2),
+    (("--max_num_episodes=3", "--max_num_frames=4"), 1, [0, 1, 2, 3, 0, 1]),
+    (("--render_action_repeat=2", "--max_num_episodes=2"), 2, [0, 2, 3] * 2),
+]
+"""Flags, number of episodes and the step of every picture, which is chosen before the format of the file matters."""
+
+
 @pytest.mark.parametrize(
-    ("flags", "episodes", "steps"),
-    [
-        ((), 1, [0, 1, 2, 3]),
-        (("--max_num_episodes=2",), 2, [0, 1, 2, 3] * 2),
-        (("--max_num_frames=8",), 2, [*[0, 1, 2, 3] * 2, 0, 1, 2]),
-        (("--max_num_frames=6",), 2, [0, 1, 2, 3] * 2),
-        (("--max_num_episodes=3", "--max_num_frames=4"), 1, [0, 1, 2, 3, 0, 1]),
-        (("--render_action_repeat=2", "--max_num_episodes=2"), 2, [0, 2, 3] * 2),
-    ],
+    ("name", "flags", "episodes", "steps"),
+    [*(("x.mp4", *row) for row in SHOWN), *(("x.gif", *row) for row in (SHOWN[0], SHOWN[-1]))],
 )
-@pytest.mark.parametrize("name", ["x.mp4", "x.gif"])
 def test_a_video_shows_every_step_once_and_every_end(
     runs: Path,
     tmp_path: Path,
