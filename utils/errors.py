@@ -76,7 +76,7 @@ class CheckpointError(AppoError):
 
 
 class NothingTrained(AppoError):
-    """The budget of the run is over, and no batch was ever full."""
+    """The run is over, and nothing was trained."""
 
     exit_code = 7
 

@@ -21,12 +21,16 @@ class RateMeter:
             while len(points) > 2 and points[1][0] <= now - seconds:
                 points.popleft()  # the oldest point is the last at or before the window's start
 
-    def rates(self) -> dict[float, float]:
-        """Return counts per second by window length in seconds; nan before two pairs at different times."""
+    def rates(self, now: float = -math.inf) -> dict[float, float]:
+        """Return counts per second by window length in seconds; nan before two pairs at different times.
+
+        A count that has been silent for longer than its pairs are apart counts as unchanged until `now`.
+        """
         rates = dict.fromkeys(self._windows, math.nan)
         for seconds, points in self._windows.items():
-            if points and points[-1][0] > points[0][0]:
-                rates[seconds] = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+            if points and (apart := points[-1][0] - points[0][0]) > 0:
+                is_silent = now - points[-1][0] > max(apart, seconds)
+                rates[seconds] = (points[-1][1] - points[0][1]) / (now - points[0][0] if is_silent else apart)
         return rates
 
 

@@ -29,6 +29,7 @@ from appo.algorithms.runtime.learning.rollback import SKIPPED_IN_A_ROW
 from appo.algorithms.runtime.memory.arena import Array
 from appo.algorithms.runtime.memory.learner_state import WEIGHTS, LearnerState, StateLayout, Vector, empty_vectors
 from appo.algorithms.runtime.memory.plain_state import GENERATORS
+from appo.algorithms.runtime.messages import LARGEST
 from appo.envs.spec import MASK_KEY
 from appo.utils.errors import CheckpointError, UsageError
 
@@ -112,7 +113,7 @@ class FlatLearner(ABC):
         self.statistics = RunningStatistics(flat.module, normalize_returns)
         self._make_quick: Callable[[Any], object] = lambda learner: None
         self._metric_names: tuple[str, ...] = ()
-        self._metric_sum, self._metric_count = flat.flat.new_empty(0), 0
+        self._metric_sum, self._metric_max, self._metric_count = flat.flat.new_empty(0), flat.flat.new_empty(0), 0
 
     @abstractmethod
     def learn(self, batch: Batch, progress: float) -> Iterator[Feedback | None]:
@@ -215,24 +216,29 @@ class FlatLearner(ABC):
         self._metric_count, self.updates = self._metric_count + 1, self.updates + 1
 
     def add_metrics(self, names: tuple[str, ...], values: Tensor) -> None:
-        """Add values [K] to the sums; new names reset the sums."""
+        """Add values [K] to sums and maxima; new names reset both."""
         if names != self._metric_names:
             # In float64 a sum of one float32 number, times its count, is exact: means of constants do not move.
             self._metric_names, self._metric_sum = names, values.new_zeros(len(names), dtype=torch.float64)
-            self._metric_count = 0
+            self._metric_max, self._metric_count = self._metric_sum - math.inf, 0
         self._metric_sum += values
+        torch.maximum(self._metric_max, values, out=self._metric_max)
 
     def metrics(self) -> dict[str, float]:
-        """Return means since the last call, the rate of the last step, and the number of updates skipped in a row.
+        """Return means (names that end with `LARGEST`: maxima) since the last call, and how the last step was.
 
         Waits for the device.
         """
         if not self._metric_count:
             return {}
-        means = map(as_given, (self._metric_sum / self._metric_count).tolist())
+        sums, maxima = torch.stack((self._metric_sum, self._metric_max)).tolist()
+        found = {
+            name: as_given(most if name.endswith(LARGEST) else total / self._metric_count)
+            for name, total, most in zip(self._metric_names, sums, maxima, strict=True)
+        }
         self._metric_sum.zero_()
+        self._metric_max.fill_(-math.inf)
         self._metric_count = 0
-        found = dict(zip(self._metric_names, means, strict=True))
         found[SKIPPED_IN_A_ROW] = self._skipped_in_a_row()
         if RATE in found:
             found[RATE] = self.optimizer.rate_in_use()

@@ -41,7 +41,7 @@ from appo.algorithms.run.placement import (
     plan_workers,
     topology_of,
 )
-from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play
+from appo.algorithms.run.policies import log_comparison, make_controller, make_self_play, shaping_of
 from appo.algorithms.run.preload import preloaded
 from appo.algorithms.run.ranks.meeting import announce, choose_gpu, follow, print_into, share_of
 from appo.algorithms.run.resources import check_descriptors, check_machine, memory_plan, reserve
@@ -268,9 +268,7 @@ class Run:
         measured = {"machine": self.machine, "costs": costs.plain()} if (costs := found.lasting) else None
         resumed = fill(blocks, whole, models, seed, measured)
         code.keep(self.directory)
-        # A replay keeps rewards as they were: with coefficients that change it would mix several tasks.
-        shaping = {} if config.algorithm.replays else spec.reward_shaping
-        exploit_explore = ExploitExplore.of(config, shaping, seed)
+        exploit_explore = ExploitExplore.of(config, shaping_of(config, spec), seed)
         traits = initial_traits(config, exploit_explore, resumed)
         budget = budget.after(resumed)
         blueprint = replace(blueprint, traits=tuple(traits), budget=budget, starts=count_starts(self.directory))

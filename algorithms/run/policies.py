@@ -19,9 +19,22 @@ from appo.algorithms.runtime.messages import PolicyTraits
 from appo.algorithms.runtime.monitor.monitor import Monitor
 from appo.algorithms.runtime.monitor.policy_progress import PolicyProgress
 from appo.algorithms.runtime.topology import Topology
+from appo.envs.spec import EnvSpec
 from appo.utils.command_line import words_of
 
 log = logging.getLogger(__name__)
+
+
+def shaping_of(config: Config, spec: EnvSpec) -> Mapping[str, Any]:
+    """Return the environment's coefficients of rewards; warn if they change what the best checkpoint is chosen by."""
+    if config.algorithm.replays:  # which keeps rewards as they were: with other coefficients it would mix several tasks
+        return {}
+    if spec.reward_shaping and config.population.with_pbt and config.run.save_best_metric.startswith("reward/"):
+        log.warning(
+            "returns of different rewards decide about the best checkpoint, as --with_pbt mutates coefficients of"
+            " rewards: give --save_best_metric=stats/true_reward/mean, or another objective"
+        )
+    return spec.reward_shaping
 
 
 def make_controller(

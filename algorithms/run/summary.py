@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appo.algorithms.runtime.config import ENDLESS
-from appo.algorithms.runtime.monitor.curves import RETURN
+from appo.algorithms.runtime.monitor.curves import EPISODES, RETURN
 from appo.utils.directories import closing
 from appo.utils.errors import UsageError
 from appo.utils.metrics import parse_record, sampled_lines
@@ -84,7 +84,7 @@ def summary(directory: Path) -> RunSummary | None:
         env_steps=env_steps,
         share=None if share is None else min(1.0, max(0.0, share)),
         seconds_left=number_of(status.get("seconds_left")) if state == "training" else None,
-        best_return=_best_return(folder, last_return),
+        best_return=_best_return(folder, last_return, number_of(config.get("stats_avg")) or 0),
         last_return=last_return,
         active=max(times.values()),
     )
@@ -134,27 +134,39 @@ def last_records(metrics: Path) -> list[dict[str, Any]]:
     return list(last.values())
 
 
-def _best_return(folder: RunFolder, last: float | None) -> float | None:
-    """Return the best mean return so far: from best checkpoints, else from all reports, else the last one."""
+def _best_return(folder: RunFolder, last: float | None, window: float) -> float | None:
+    """Return the best mean return so far: from best checkpoints, else from reports, else the last one.
+
+    Reports about fewer episodes than `window` count if there are no others: the first to end may be the lucky ones.
+    """
     paths = (path for policy in folder.policies() for path in folder.checkpoints(policy, "best").glob("ckpt_*"))
     marks = ((_mapping(path / "state.json", CONFIG_BYTES) or {}).get("best") for path in paths)
     # A different metric may have chosen the checkpoint.
     values = (mark.get("value") for mark in marks if isinstance(mark, dict) and mark.get("metric") == RETURN)
-    best = max([value for value in values if is_number(value)] or _reported_returns(folder.metrics), default=last)
+    known = [value for value in values if is_number(value)]
+    if not known:
+        reported = list(_reported_returns(folder.metrics))
+        known = [value for value, episodes in reported if episodes >= window] or [value for value, _ in reported]
+    best = max(known, default=last)
     return best if last is None or best is None else max(best, last)
 
 
-def _reported_returns(metrics: Path) -> Iterator[float]:
-    """Yield mean returns of a sampled metrics log. Parsing whole lines would take ten times as long."""
-    key = f'"{RETURN}":'.encode()
+def _reported_returns(metrics: Path) -> Iterator[tuple[float, float]]:
+    """Yield mean returns and ended episodes of a sampled metrics log."""
     with contextlib.suppress(OSError), open_own(metrics) as file:
         for line in sampled_lines(file, SAMPLED_BYTES):
             # Policies that never learn have no best return here.
-            if (at := line.find(key)) >= 0 and b'"env_steps":0,' not in line:
-                with contextlib.suppress(ValueError):
-                    value = float(line[at + len(key) :].partition(b",")[0].rstrip(b"}\n"))
-                    if math.isfinite(value):
-                        yield value
+            if math.isfinite(value := _figure(line, RETURN)) and b'"env_steps":0,' not in line:
+                yield value, _figure(line, EPISODES)
+
+
+def _figure(line: bytes, name: str) -> float:
+    """Return a figure of a record; nan: missing. Parsing the whole line would take ten times as long."""
+    _, _, after = line.partition(f'"{name}":'.encode())
+    try:
+        return float(after.partition(b",")[0].rstrip(b"}\n"))
+    except ValueError:
+        return math.nan
 
 
 def _mapping(path: Path, most_bytes: int) -> dict[str, Any] | None:

@@ -330,7 +330,7 @@ class Training:
             flags: flags of the command: episodes, seed, env_kwargs, ...
 
         Returns:
-            The lines that the command appends to eval/results.jsonl: policy, mode, mean, ends of the interval, ...
+            A mapping per policy and mode: policy, env_steps, mode, episodes, mean, std, low, high, seconds.
 
         Raises:
             UsageError: as `save`; or the command failed, with its message.

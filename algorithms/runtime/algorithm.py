@@ -113,7 +113,8 @@ class Algorithm(ABC):
         needs_actors: actors play environments. Without actors a run has learners only: no slots, no policy workers, no
             returns. The source then reads in the learner's process, and the budget counts steps as the source reads
             them.
-        synchronous: sampling stops while a single policy trains, so the learner never trains on steps of older weights.
+        synchronous: sampling stops while a single policy trains: no step is of older weights, if an iteration takes a
+            multiple of the trajectories that are played at once; otherwise some are an iteration old.
         replays: the learner uses steps long after acting, so the policy lag has no meaning.
         presets: flags that `preset` and `preset_by_kind` return.
         sample_efficient: flags of `--preset=sample_efficient`, by the pattern (`fnmatch`) of names of environments as

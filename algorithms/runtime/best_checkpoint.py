@@ -32,7 +32,7 @@ class Best:
         """Return the metric of a policy over a full window of episodes, if finite and higher than ever; else None."""
         name, _, kind = self.config.save_best_metric.rpartition("/")
         statistic = progress.statistics().get(name)
-        if self.config.save_best_after < 0 or progress.totals["env_steps"] < self.config.save_best_after:
+        if progress.frozen or not 0 <= self.config.save_best_after <= progress.totals["env_steps"]:
             return None
         has_episodes = progress.episode_return.count >= progress.stats_avg
         if statistic is None and has_episodes and not self._has_warned:

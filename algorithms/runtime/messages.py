@@ -236,13 +236,17 @@ class VersionDue(NamedTuple):
     """The state block of the learner holds a state to keep as a past version."""
 
 
+LARGEST = ("_max", "reproduction_error")
+"""Ends of names of metrics that are the largest of all updates, not their mean."""
+
+
 class LearnerReport(NamedTuple):
     """Totals and recent averages of one learner; the totals never decrease within a run."""
 
     policy: int
     version: int
     totals: dict[str, int]  # env_steps, samples, lost (trained on in vain), updates, batches, and as `BatchCounts`
-    metrics: dict[str, float]  # TensorBoard tag -> mean since the last report
+    metrics: dict[str, float]  # TensorBoard tag -> mean since the last report, or see `LARGEST`
 
 
 class StateSaved(NamedTuple):

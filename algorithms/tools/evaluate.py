@@ -223,16 +223,21 @@ class Evaluator:
     def _keep_if_best(self, folder: Path, run: SavedRun, one: Evaluation) -> None:
         """Replace the kept best checkpoint if the mean is higher; print whether the intervals overlap.
 
-        A kept checkpoint measured with different flags is replaced. An evaluation in another environment than the run's
-        evaluations keeps nothing.
+        A kept checkpoint measured in another environment is replaced. An evaluation in another environment than the
+        run's evaluations, over fewer episodes, or by other actions than those of the kept best keeps nothing.
         """
         for name in ("env_kwargs", "flags"):
             if getattr(self.config, name) != getattr(run.config.logging, f"eval_{name}"):
                 self._say(f"not kept as the best: --{name} are not the --eval_{name} of the run")
                 return
         before = read_best(folder)
+        kept = before["settings"] if before else None
+        by = kept.get("best_by") if isinstance(kept, dict) else None
+        if by not in (None, self.config.best_by):
+            self._say(f"not kept as the best: the kept one was chosen by --best_by={shown(str(by))}")
+            return
         comparable = before is not None and before["settings"] in (None, self.settings)
-        if not one.episodes or (before and comparable and one.mean <= before["value"]):
+        if one.episodes < self.config.episodes or (before and comparable and one.mean <= before["value"]):
             return
         figures = {"value": one.mean, "low": one.low, "high": one.high}
         mark = {"metric": EVALUATED_METRIC, **figures, "settings": self.settings}

@@ -123,7 +123,7 @@ def test_only_a_better_one_takes_the_place_of_the_best(
     parent = run / "checkpoint_p0"
     files = checkpoint_files.contents(parent / "ckpt_000000000100")
     kept = []
-    with Evaluator(run, EvaluateConfig(best_by="most_probable")) as one:
+    with Evaluator(run, EvaluateConfig(best_by="most_probable", episodes=5)) as one:
         for steps in means:
             checkpoint_files.save(parent, checkpoint_files.checkpoint_name(steps), files)
             assert len(one.look()) == 2
@@ -141,11 +141,11 @@ def test_only_what_was_measured_alike_is_compared(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copied(runs, "counter", tmp_path, "/100", config={"eval_env_kwargs": {"horizon": 3}})
-    means = iter([700.0, 7.0, 70.0, 6.0, 9.0, 2.0])
+    means = iter([700.0, 7.0, 70.0, 6.0, 80.0, 9.0, 2.0])
 
     def evaluated(self: Evaluator, run: Any, policy: int, mode: str) -> Evaluation:
         mean = next(means) if mode == "sampled" else 1.0
-        return Evaluation(policy, 100, mode, 5, mean, 0.1, mean, mean, 0.0)
+        return Evaluation(policy, 100, mode, self.config.episodes - (mean == 80.0), mean, 0.1, mean, mean, 0.0)
 
     monkeypatch.setattr(Evaluator, "_evaluate", evaluated)
     values, said, own = [], [], {"horizon": 3}
@@ -154,6 +154,7 @@ def test_only_what_was_measured_alike_is_compared(
         {"env_kwargs": own},
         {},
         {"env_kwargs": own, "seed": 8},
+        {"env_kwargs": own, "max_num_frames": 100},  # the last episode does not end
         {"env_kwargs": own, "episodes": 9},
         {"env_kwargs": own, "best_by": "most_probable"},
     ):
@@ -163,14 +164,15 @@ def test_only_what_was_measured_alike_is_compared(
         values.append(kept and kept["value"])
         (*_, last) = capsys.readouterr().out.splitlines()
         said.append(last.partition("; ")[2] if "the best so far" in last else last[:20])
-    assert values == [None, 7.0, 7.0, 7.0, 9.0, 1.0]
-    other, not_kept = "the one before was measured with other flags", "not kept as the best"
-    assert said == [not_kept, "", not_kept, "policy 0 at 100 env ", "", other]
+    assert values == [None, 7.0, 7.0, 7.0, 7.0, 9.0, 9.0]
+    not_kept, no_better = "not kept as the best", "policy 0 at 100 env "
+    assert said == [not_kept, "", not_kept, no_better, no_better, "", not_kept]
     assert [(record["seed"], record["env_kwargs"]) for record in results(run)[::2]] == [
         (1_000_000, {"bonus": 100}),
         (1_000_000, own),
         (1_000_000, {}),
         (8, own),
+        (1_000_000, own),
         (1_000_000, own),
         (1_000_000, own),
     ]

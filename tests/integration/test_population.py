@@ -198,6 +198,14 @@ def check_rewards(run: Recorded, policy: int, own: list[Event]) -> None:
 
 
 @pytest.mark.usefixtures("quick_reports")
+def test_a_best_checkpoint_by_rewards_that_mutate_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for words in ({}, {"save_best_metric": "stats/true_reward/mean"}):
+        caplog.clear()
+        record(tmp_path / f"run{len(words)}", **POPULATION | {"num_policies": 2, "train_for_env_steps": 100} | words)
+        assert ("returns of different rewards decide about the best checkpoint" in caplog.text) == (not words)
+
+
+@pytest.mark.usefixtures("quick_reports")
 def test_frozen_policies_play_and_never_learn(tmp_path: Path) -> None:
     flags = MIXED | {"inference": "serial", "learning_rate": 0.01, "num_policies": 3, "frozen_policies": 1}
     run = record(tmp_path / "run", **flags)

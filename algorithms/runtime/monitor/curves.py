@@ -10,7 +10,7 @@ from appo.utils.metrics import read_metrics, without_lost
 from appo.utils.run_folder import RunFolder
 from appo.utils.values import is_number
 
-RETURN = "reward/mean"
+RETURN, EPISODES = "reward/mean", "perf/episodes"
 PLACE = ("policy", "env_steps", "elapsed_seconds")
 """Names of the numbers that place a record."""
 LONGEST_TRACE = 4096  # points; a longer trace drops every second point
@@ -18,11 +18,12 @@ Axis = Literal["env_steps", "hours"]
 
 
 class Point(NamedTuple):
-    """The mean return in one report."""
+    """The mean return in one report, and the number of episodes that had ended."""
 
     env_steps: float
     hours: float
     value: float
+    episodes: float = 0.0
 
     def at(self, axis: Axis) -> float:
         """Return the place of the point on an axis."""
@@ -32,11 +33,12 @@ class Point(NamedTuple):
 def read_curves(metrics: Path, tags: Sequence[str]) -> dict[int, dict[str, list[Point]]]:
     """Read curves by policy and tag, without training that a crash lost (UsageError: the metrics cannot be read)."""
     found: dict[int, dict[str, list[Point]]] = {}
-    for record in without_lost(read_metrics(metrics, {*PLACE, *tags})):
+    for record in without_lost(read_metrics(metrics, {*PLACE, EPISODES, *tags})):
         of_policy = found.setdefault(int(record["policy"]), {})
         for tag in tags:
             if is_number(value := record.get(tag)):
-                point = Point(record["env_steps"], record["elapsed_seconds"] / 3600, value)
+                place = record["env_steps"], record["elapsed_seconds"] / 3600
+                point = Point(*place, value, number if is_number(number := record.get(EPISODES)) else 0.0)
                 of_policy.setdefault(tag, []).append(point)
     return found
 

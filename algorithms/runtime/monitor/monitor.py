@@ -220,7 +220,7 @@ class Monitor:
             own = frozenset(record)
             record |= self.custom(policy, record)
             record = self._after_callbacks(policy, record)
-            if len(record) > len(own):
+            if record.keys() - own:
                 added = self._figures.known({name: record[name] for name in record.keys() - own})
                 record = {name: value for name, value in record.items() if name in own or name in added}
             self.disk.do(partial(self.metrics_log.append, record))
@@ -258,10 +258,10 @@ class Monitor:
             "perf/actors_replaced": self.replaced,
             "perf/env_rebuilds": self._of_actors("rebuilds"),
         }
-        rate = self.collect_rate.rates()[10.0]
+        rate = self.collect_rate.rates(now)[10.0]
         collected = {"perf/collected_per_second": rate} if math.isfinite(rate) else {}
         output = {f"output/{name}": count for name, count in self.output.items()}
-        return {**head, **replaced, **progress.tags(), **collected, **callbacks, **output}
+        return {**head, **replaced, **progress.tags(now), **collected, **callbacks, **output}
 
     def overview(self, now: float) -> Overview:
         """Return the overview of the run at monotonic time `now`."""
@@ -297,7 +297,7 @@ class Monitor:
     def line(self) -> str:
         """Return one line with progress, speed, lag, return and remaining time."""
         now, several = time.monotonic(), len(self.policies) > 1
-        parts = [f"policy {i}: " * several + p.line() for i, p in enumerate(self.policies)]
+        parts = [f"policy {i}: " * several + p.line(now) for i, p in enumerate(self.policies)]
         if not any(p.totals["samples"] for p in self.policies) and self.workers:
             per_second = self.collected / (now - self.started)
             parts.append(f"collected {short_number(self.collected)} steps, {short_number(per_second)}/s")

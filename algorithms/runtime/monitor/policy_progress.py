@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from appo.algorithms.runtime.messages import EpisodesDone, PolicyTraits
+from appo.algorithms.runtime.messages import LARGEST, EpisodesDone, PolicyTraits
 from appo.utils.metrics import short_number
 from appo.utils.values import ABSURD, shown
 from appo.utils.windows import RateMeter, RunningStatistic
@@ -22,9 +22,9 @@ LONG = 1_000_000
 T = TypeVar("T")
 COUNTERS = ("env_steps", "samples", "discarded")  # of a learner
 HEAD = ("elapsed_seconds", "policy", *COUNTERS)  # of a record in metrics.jsonl, before TensorBoard tags
-LARGEST, SMALLEST = ("_max", "reproduction_error"), ("_min",)
+SMALLEST = ("_min",)
 LATEST = ("learning_rate", "rollbacks", "skipped_in_a_row", "replay_ratio", "reproduction_steps")
-"""Ends of tags of training whose figure over several reports is no mean."""
+"""Ends of tags of training, beside `LARGEST`, whose figure over several reports is no mean."""
 
 
 class Names:
@@ -175,14 +175,14 @@ class PolicyProgress:
         """Return a total without the restored part."""
         return self.totals[name] - self._restored.get(name, 0)
 
-    def tags(self) -> dict[str, float]:
-        """Return TensorBoard tag -> value, for known values."""
+    def tags(self, now: float = -math.inf) -> dict[str, float]:
+        """Return TensorBoard tag -> value, for known values, at monotonic time `now`."""
         values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
         for name, statistic in self.statistics().items():
             if statistic.count:
                 values |= {f"{name}/mean": statistic.mean, f"{name}/min": statistic.min, f"{name}/max": statistic.max}
         rates = {"env_steps_per_second": self.env_step_rate, "samples_per_second": self.sample_rate}
-        values |= {f"perf/{name}": meter.rates()[10.0] for name, meter in rates.items()}
+        values |= {f"perf/{name}": meter.rates(now)[10.0] for name, meter in rates.items()}
         return {tag: value for tag, value in values.items() if math.isfinite(value)}
 
     def absurd(self) -> str:
@@ -197,12 +197,12 @@ class PolicyProgress:
             found.append(f"every update was skipped, as {next(lost, 'its gradient')} is not finite")
         return ", ".join(found)
 
-    def line(self) -> str:
-        """Return one line with progress, speed, lag and return."""
-        rates = self.env_step_rate.rates()
+    def line(self, now: float = -math.inf) -> str:
+        """Return one line with progress, speed at monotonic time `now`, lag and return."""
+        rates = self.env_step_rate.rates(now)
         speed = "/".join("-" if math.isnan(rate) else short_number(rate) for rate in rates.values())
         parts = [f"env steps {short_number(self.totals['env_steps'])} at {speed}/s (10 s/1 min/5 min)"]
-        if math.isfinite(samples := self.sample_rate.rates()[10.0]):
+        if math.isfinite(samples := self.sample_rate.rates(now)[10.0]):
             parts.append(f"{short_number(samples)} samples/s")
         if (lag := self.metrics.get("train/policy_lag_mean")) is not None:
             ends = [self.metrics.get(name) for name in ("train/policy_lag_min", "train/policy_lag_max")]

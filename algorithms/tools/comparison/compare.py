@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from appo.algorithms.run.folder import find_runs
 from appo.algorithms.runtime.monitor.curves import Axis, Point, value_at
@@ -49,6 +49,7 @@ def comparison(runs: Sequence[ComparedRun]) -> dict[str, Rows]:
         "results": {
             "state": [run.state for run in runs],
             **{name: [figure(run.curve) if run.curve else None for run in runs] for name, figure in RESULTS},
+            "best_return": [_best_return(run) for run in runs],
         },
         "return_at_env_steps": _at_equal(runs, "env_steps"),
         "return_at_hours": _at_equal(runs, "hours"),
@@ -60,8 +61,13 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
     ("hours", lambda curve: curve[-1].hours),
     ("env_steps_per_second", lambda curve: curve[-1].env_steps / curve[-1].hours / 3600 if curve[-1].hours else None),
     ("final_return", lambda curve: curve[-1].value),
-    ("best_return", lambda curve: max(point.value for point in curve)),
 )
+
+
+def _best_return(run: ComparedRun) -> float | None:
+    """Return the best mean return over a full window of episodes (any window if none was full)."""
+    full = (point for point in run.curve if point.episodes >= cast(int, run.flags.get("stats_avg", 0)))
+    return max((point.value for point in [*full] or run.curve), default=None)
 
 
 def _at_equal(runs: Sequence[ComparedRun], axis: Axis) -> Rows:

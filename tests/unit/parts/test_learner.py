@@ -107,6 +107,17 @@ def test_means_of_constants_are_these_constants(steps: int) -> None:
     assert (found["temperature"], found["clip"], found["learning_rate"], found["skipped"]) == (0.2, 0.1, 3e-4, 0.0)
 
 
+def test_the_largest_of_all_steps_is_no_mean() -> None:
+    learner = Constants(FlatModule(model_of(appo.SPEC)), context_of(CloningConfig(input=("x",), **SIZES), appo.SPEC))
+    for _ in range(2):
+        for value in (1.0, 8.0, 3.0):
+            metrics = {"loss": 1.0, "ratio": value, "ratio_max": value, "reproduction_error": -value}
+            learner.step(torch.zeros(1, dtype=torch.bool), metrics)
+            learner.count_update()
+        found = learner.metrics()
+        assert [found[name] for name in ("ratio", "ratio_max", "reproduction_error")] == [4.0, 8.0, -1.0]
+
+
 @dataclass(frozen=True)
 class TwoRates(CloningConfig):
     critic_learning_rate: float = 1e-2

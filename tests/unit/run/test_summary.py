@@ -155,6 +155,14 @@ def test_a_policy_that_never_learns_has_no_best_return(tmp_path: Path) -> None:
     assert (found(directory).best_return, found(directory).last_return) == (3.0, 3.0)
 
 
+def test_the_first_episodes_to_end_are_not_the_best_return(tmp_path: Path) -> None:
+    metrics = [one | {"perf/episodes": 60 * place} for place, one in enumerate(reports(9.0, 8.0, 3.0, 2.0))]
+    directory = write_run(tmp_path / "a", config=flags(stats_avg=100), status={"state": "failed"}, metrics=metrics)
+    assert found(directory).best_return == 3.0
+    directory = write_run(tmp_path / "b", config=flags(stats_avg=200), status={"state": "failed"}, metrics=metrics)
+    assert found(directory).best_return == 9.0  # no window is full
+
+
 def test_the_best_checkpoint_knows_the_best_return(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "a", config=flags(), status={"state": "failed"}, metrics=reports(8.0, 3.0))
     keep_best(directory, 5.0, metric="stats/true_reward/mean")  # says nothing of returns

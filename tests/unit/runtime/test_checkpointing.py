@@ -509,6 +509,15 @@ def test_a_best_checkpoint_that_was_removed_alone_is_forgotten_and_one_out_of_re
     saving.checkpointing.finish()
 
 
+def test_a_frozen_policy_has_no_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, save_best_after=0)
+    (progress,), (best,) = saving.monitor.policies, saving.checkpointing._best
+    saving.played(1.0, 3.0, env_steps=0)
+    assert best.better(progress) == 2.0
+    progress.frozen = True
+    assert best.better(progress) is None
+
+
 def test_a_copy_beside_the_best_checkpoint_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is named as a checkpoint is one."""
     saving = Saving(tmp_path, monkeypatch, save_best_after=0)

@@ -62,6 +62,13 @@ mean return after
     )
 
 
+def test_the_best_return_is_of_a_full_window(folder: Path, capsys) -> None:
+    metrics = [record(i, i, value) | {"perf/episodes": 60 * i} for i, value in enumerate((9.0, 8.0, 3.0, 2.0))]
+    write_run(folder / "lucky", config={"env": "CartPole-v1"}, status={"state": "finished"}, metrics=metrics)
+    assert cli.run("compare", ["train_dir/slow", str(folder / "lucky"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["best_return"] == [100.0, 3.0]
+
+
 def test_the_same_for_programs_and_more_than_two_runs(folder: Path, capsys) -> None:
     empty = write_run(folder / "empty", config={"env": "CartPole-v1"}, status={"state": "starting"})
     assert cli.run("compare", ["slow", "train_dir/fast", str(empty), "--json"]) == 0

@@ -388,6 +388,15 @@ def test_three_windows_of_one_count():
     assert meter.rates() == {10.0: 1000.0, 60.0: (10 * 10 + 50 * 1000) / 60, 300.0: (250 * 10 + 50 * 1000) / 300}
 
 
+def test_the_rate_of_a_silent_count_falls():
+    window = RateMeter((10.0,))
+    for second in range(21):
+        window.add(second, 100.0 * second)
+    assert window.rates(25.0)[10.0] == 100.0  # as a long update is silent
+    assert window.rates(35.0)[10.0] == 1000 / 25
+    assert window.rates(110.0)[10.0] == 10.0
+
+
 def test_a_window_holds_only_its_points():
     window = RateMeter((10.0,))
     for point in range(10_000):
