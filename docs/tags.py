@@ -71,6 +71,7 @@ SECTIONS: dict[str, Section] = {
     },
     "Health": {
         "perf/version": "number of the newest weights; never decreases",
+        "reward/episodes": "number of episodes in the mean return, at most `--stats_avg`",
         "perf/episodes": "number of episodes that the policy has ended",
         "perf/restarts": "number of restarted processes",
         "perf/actors_replaced": "actors that grew too large and were replaced (`--actor_max_growth_mb`)",

@@ -135,20 +135,22 @@ def counting_frames(group: GroupEnv, config: EnvConfig) -> GroupEnv:
 
 
 def make_first(config: EnvConfig, given: int | None = None, **arguments: Any) -> GroupEnv:
-    """Make a group of one environment, the model for all others; a vector with a fixed number makes more.
+    """Make a group of one environment, the model for all others; a vector may make more.
 
     Steps at random find out how a vector without a declaration goes on after an end.
 
     Args:
         config: flags of the environment.
-        given: number of environments per group in the flags, 0 without such flags; None: any number will do.
+        given: number of environments per group in the flags, which a vector makes at once, as it may make no other;
+            0 without such flags; None: any number will do.
         arguments: arguments of `make_group`.
 
     Raises:
         UsageError, EnvironmentFailure: as `make_group`; the vector's fixed number is not the given number.
     """
     try:
-        group = make_group(config, given or 1 if is_vector_only(config) else 1, **arguments)
+        is_vector = is_vector_only(config) or config.env_vectorization == "native"
+        group = make_group(config, given or 1 if is_vector else 1, **arguments)
     except OtherNumber as error:
         number = error.made if given is None else given
         if number < 2:

@@ -79,7 +79,19 @@ def spec_of(
         num_choices if source else 0,
         mask_in_info and shown is None,
         mask_source=source,
+        notes=tuple(_unlike_bytes(observation_space)),
     )
+
+
+def _unlike_bytes(space: Space) -> Iterator[str]:
+    """Yield a line for every vector of bytes with unlike bounds: networks divide all entries by the largest one."""
+    for key, leaf in flat_observation_spaces(space):
+        is_vector = isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) < 3
+        if is_vector and (leaf.high != (most := leaf.high.max(initial=0))).any():
+            yield (
+                f"observation key {key}: bytes are divided by the largest bound, {most}, beside which entries with"
+                " smaller bounds hardly count: declare float32, each entry of which --normalize_input normalizes"
+            )
 
 
 def require_spec(name: str, spec: EnvSpec, observation_space: Space, action_space: Space) -> None:
@@ -239,7 +251,7 @@ def _observation_spec(key: str, space: Space) -> ObservationSpec:
     match space:
         case _ if key == MASK_KEY:
             return ObservationSpec(ShownMask((), space).shape, "uint8")
-        case spaces.Box() if space.dtype == np.uint8 and (space.high == space.high.max(initial=0)).all():
+        case spaces.Box() if space.dtype == np.uint8:
             high = max(1, int(space.high.max(initial=0)))
             return ObservationSpec(space.shape, "uint8", high=high, frames=vars(space).get(FRAMES, 1))
         case spaces.Box():

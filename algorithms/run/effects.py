@@ -68,6 +68,10 @@ def features_of(config: Config, spec: EnvSpec, placement: str, *, remembers: boo
     return config.to_flat() | features
 
 
+SIZES = ("batch_size", "ppo_epochs")
+"""Flags whose common values decide about device and number of environments, even beside `--per_policy`."""
+
+
 def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[str]:
     """Yield a line about every given flag that changes nothing for any policy of this run.
 
@@ -80,7 +84,7 @@ def without_effect(config: Config, features: Mapping[str, object]) -> Iterator[s
         for name in sorted(config.given & flags.keys()):
             if name in WITHOUT_EFFECT:
                 yield f"--{name} has no effect: {WITHOUT_EFFECT[name]}"
-            elif name in config.differences[0] and not config.population.with_pbt:
+            elif name in config.differences[0] and not config.population.with_pbt and name not in SIZES:
                 yield f"--{name} has no effect: --per_policy gives every policy its own"
             elif not owned.get(part) and all(missing := [flags[name].missing(policy) for policy in policies]):
                 words = str(missing[0]).replace(">", " above ").split("|")

@@ -29,7 +29,8 @@ def shaping_of(config: Config, spec: EnvSpec) -> Mapping[str, Any]:
     """Return the environment's coefficients of rewards; warn if they change what the best checkpoint is chosen by."""
     if config.algorithm.replays:  # which keeps rewards as they were: with other coefficients it would mix several tasks
         return {}
-    if spec.reward_shaping and config.population.with_pbt and config.run.save_best_metric.startswith("reward/"):
+    keeps_best = config.run.save_best_after >= 0 and config.run.save_best_metric.startswith("reward/")
+    if spec.reward_shaping and config.population.with_pbt and keeps_best:
         log.warning(
             "returns of different rewards decide about the best checkpoint, as --with_pbt mutates coefficients of"
             " rewards: give --save_best_metric=stats/true_reward/mean, or another objective"

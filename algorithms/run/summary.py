@@ -152,7 +152,7 @@ def _best_return(folder: RunFolder, last: float | None, window: float) -> float 
 
 
 def _reported_returns(metrics: Path) -> Iterator[tuple[float, float]]:
-    """Yield mean returns and ended episodes of a sampled metrics log."""
+    """Yield mean returns of a sampled metrics log, each with the number of episodes; nan: unknown."""
     with contextlib.suppress(OSError), open_own(metrics) as file:
         for line in sampled_lines(file, SAMPLED_BYTES):
             # Policies that never learn have no best return here.

@@ -224,7 +224,7 @@ class Evaluator:
         """Replace the kept best checkpoint if the mean is higher; print whether the intervals overlap.
 
         A kept checkpoint measured in another environment is replaced. An evaluation in another environment than the
-        run's evaluations, over fewer episodes, or by other actions than those of the kept best keeps nothing.
+        run's evaluations, by other actions than those of the kept best, or with fewer than `episodes` keeps nothing.
         """
         for name in ("env_kwargs", "flags"):
             if getattr(self.config, name) != getattr(run.config.logging, f"eval_{name}"):
@@ -234,10 +234,13 @@ class Evaluator:
         kept = before["settings"] if before else None
         by = kept.get("best_by") if isinstance(kept, dict) else None
         if by not in (None, self.config.best_by):
-            self._say(f"not kept as the best: the kept one was chosen by --best_by={shown(str(by))}")
+            self._say(f"not kept as the best: {folder} was chosen by --best_by={shown(str(by))}; remove it first")
+            return
+        if one.episodes < self.config.episodes:
+            self._say(f"not kept as the best: {self.config.episodes - one.episodes} episodes did not end in time")
             return
         comparable = before is not None and before["settings"] in (None, self.settings)
-        if one.episodes < self.config.episodes or (before and comparable and one.mean <= before["value"]):
+        if before and comparable and one.mean <= before["value"]:
             return
         figures = {"value": one.mean, "low": one.low, "high": one.high}
         mark = {"metric": EVALUATED_METRIC, **figures, "settings": self.settings}

@@ -166,7 +166,7 @@ def test_only_what_was_measured_alike_is_compared(
         said.append(last.partition("; ")[2] if "the best so far" in last else last[:20])
     assert values == [None, 7.0, 7.0, 7.0, 7.0, 9.0, 9.0]
     not_kept, no_better = "not kept as the best", "policy 0 at 100 env "
-    assert said == [not_kept, "", not_kept, no_better, no_better, "", not_kept]
+    assert said == [not_kept, "", not_kept, no_better, not_kept, "", not_kept]
     assert [(record["seed"], record["env_kwargs"]) for record in results(run)[::2]] == [
         (1_000_000, {"bonus": 100}),
         (1_000_000, own),

@@ -241,6 +241,7 @@ PROCESSES = "it is for runs with processes, not --inference=serial"
             "--gamma has no effect: --per_policy gives every policy its own"
         ]),
         ([*TWO, "gamma=0.9,0.99", "--gamma=0.5", "--with_pbt"], NUMBERS, CHOICES, []),
+        ([*TWO, "batch_size=256,512", "--batch_size=4096"], NUMBERS, CHOICES, []),  # it decides about the device
         (["--self_play_pool_size=3"], NUMBERS, CHOICES, ["--self_play_pool_size has no effect: it is for --self_play"]),
         (["--wandb_tags=a"], NUMBERS, CHOICES, ["--wandb_tags has no effect: it is for --track or --with_wandb"]),
         (["--wandb_tags=a", "--track=wandb"], NUMBERS, CHOICES, []),

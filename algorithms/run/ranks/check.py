@@ -3,6 +3,7 @@
 from typing import Any
 
 from appo.algorithms.datasets.config import InputConfig
+from appo.algorithms.run.algorithms import find_algorithm
 from appo.utils.errors import UsageError
 
 
@@ -12,6 +13,8 @@ def check_ranks(config: Any) -> None:
     if run.num_learners == 1:
         return
     flag = f"--num_learners={run.num_learners}"
+    if not vars(type(find_algorithm(run.algo))).get("with_ranks"):  # a subclass may train networks of its own
+        raise UsageError(f"{flag}: several learners are for APPO, PPO, APEX and SAC, not --algo={run.algo}")
     others = {
         f"--num_policies={sampling.num_policies}": sampling.num_policies > 1,
         "--self_play": config.population.self_play,
@@ -28,5 +31,3 @@ def check_ranks(config: Any) -> None:
     }
     if refused := [name for name, is_asked in others.items() if is_asked]:
         raise UsageError(f"{refused[0]} does not go with {flag}")
-    if not vars(type(algorithm)).get("with_ranks"):  # a subclass may train networks of its own
-        raise UsageError(f"{flag}: several learners are for APPO, PPO, APEX and SAC, not --algo={run.algo}")

@@ -113,7 +113,7 @@ def stepping_costs(
     points = [(count, one.mean_seconds(STEPPING_SECONDS))]
     # The first environment brought its packages with it, which take long to load and are no part of the second one.
     once = min(making_seconds, time.perf_counter() - begin) + WARM_UP_STEPS * points[0][1]
-    yield rising(points), max(0, held_bytes() - bytes_before - IMPORTED_BYTES)
+    yield rising(points), max(0, held_bytes() - bytes_before - IMPORTED_BYTES) // count
     slot_bytes = (ROLLOUT + 1) * observation_bytes(envs.spec) * envs.spec.num_agents
     most = count if envs.spec.one_per_process or count > 1 else config.sampling.given_group_size or max(LARGER_GROUPS)
     groups = (min(n, most) for n in LARGER_GROUPS)

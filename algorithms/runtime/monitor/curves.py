@@ -10,7 +10,7 @@ from appo.utils.metrics import read_metrics, without_lost
 from appo.utils.run_folder import RunFolder
 from appo.utils.values import is_number
 
-RETURN, EPISODES = "reward/mean", "perf/episodes"
+RETURN, EPISODES = "reward/mean", "reward/episodes"
 PLACE = ("policy", "env_steps", "elapsed_seconds")
 """Names of the numbers that place a record."""
 LONGEST_TRACE = 4096  # points; a longer trace drops every second point
@@ -18,7 +18,7 @@ Axis = Literal["env_steps", "hours"]
 
 
 class Point(NamedTuple):
-    """The mean return in one report, and the number of episodes that had ended."""
+    """The mean return in one report, over so many episodes (0: unknown)."""
 
     env_steps: float
     hours: float

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from appo.algorithms.runtime.messages import LARGEST, EpisodesDone, PolicyTraits
+from appo.algorithms.runtime.monitor.curves import EPISODES
 from appo.utils.metrics import short_number
 from appo.utils.values import ABSURD, shown
 from appo.utils.windows import RateMeter, RunningStatistic
@@ -178,6 +179,8 @@ class PolicyProgress:
     def tags(self, now: float = -math.inf) -> dict[str, float]:
         """Return TensorBoard tag -> value, for known values, at monotonic time `now`."""
         values = {"perf/version": float(self.version), "perf/episodes": float(self.episodes), **self.metrics}
+        if self.episode_return.count:
+            values[EPISODES] = float(self.episode_return.count)
         for name, statistic in self.statistics().items():
             if statistic.count:
                 values |= {f"{name}/mean": statistic.mean, f"{name}/min": statistic.min, f"{name}/max": statistic.max}

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from appo.algorithms.run.folder import find_runs
+from appo.algorithms.run.summary import number_of
 from appo.algorithms.runtime.monitor.curves import Axis, Point, value_at
 from appo.algorithms.tools.comparison.saved_runs import (
     ComparedRun,
@@ -66,8 +67,9 @@ RESULTS: Sequence[tuple[str, Callable[[Sequence[Point]], float | None]]] = (
 
 def _best_return(run: ComparedRun) -> float | None:
     """Return the best mean return over a full window of episodes (any window if none was full)."""
-    full = (point for point in run.curve if point.episodes >= cast(int, run.flags.get("stats_avg", 0)))
-    return max((point.value for point in [*full] or run.curve), default=None)
+    window = number_of(run.flags.get("stats_avg")) or 0
+    full = [point for point in run.curve if point.episodes >= window]
+    return max((point.value for point in full or run.curve), default=None)
 
 
 def _at_equal(runs: Sequence[ComparedRun], axis: Axis) -> Rows:

@@ -212,11 +212,15 @@ def _read_settings(config: TuneConfig, asked: Mapping[str, object]) -> Settings:
         raise UsageError(f"{config.folder / STUDY_FILE} is damaged: {text_of(error)}") from None
     if config.space and read_mapping(Path(config.space)) != found.space:
         raise UsageError(f"study {config.study} has another search space than {config.space}: give another --study")
+    asked, had = dict(asked), found.asked
+    # A study from before the content was kept has the name of the file.
+    file, before = asked.pop("config", None), had.get("config")
+    if file is not None and file != before and not isinstance(before, str):
+        raise UsageError(f"study {config.study} has other flags than --config: give another --study")
     for name, value in asked.items():
-        if name not in found.asked or flag_text(value) != flag_text(found.asked[name]):
-            had = f"--{name}={words_of(found.asked[name])}" if name in found.asked else f"no --{name}"
-            differs = f"{had}, not {words_of(value)}" if name != "config" else "other flags than --config"
-            raise UsageError(f"study {config.study} has {differs}: give another --study")
+        if name not in had or flag_text(value) != flag_text(had[name]):
+            words = f"--{name}={words_of(had[name])}" if name in had else f"no --{name}"
+            raise UsageError(f"study {config.study} has {words}, not {words_of(value)}: give another --study")
     return found
 
 

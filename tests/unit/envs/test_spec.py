@@ -18,7 +18,6 @@ TWO = spaces.Discrete(2)
     [
         (BOX, {"obs": ObservationSpec((3,), "float32")}),
         (spaces.Box(0, 255, (2, 4, 3), np.uint8), {"obs": ObservationSpec((2, 4, 3), "uint8")}),
-        (spaces.Box(np.uint8(0), np.array([1, 250], np.uint8)), {"obs": ObservationSpec((2,), "float32")}),
         (spaces.Box(0, 7, (4,), np.uint8), {"obs": ObservationSpec((4,), "uint8", high=7)}),
         (spaces.Box(0, 0, (1,), np.uint8), {"obs": ObservationSpec((1,), "uint8", high=1)}),
         (spaces.Box(-1.0, 1.0, (), np.float64), {"obs": ObservationSpec((), "float32")}),
@@ -162,3 +161,12 @@ def test_spaces_of_other_packages_are_named(shown: Any, taken: Any, line: str) -
     with pytest.raises(UsageError) as raised:
         spec_of(shown, taken)
     assert str(raised.value).startswith(line)
+
+
+def test_bytes_with_unlike_bounds_are_told() -> None:
+    actions, bounds = spaces.Discrete(2), np.array([1, 250], np.uint8)
+    space = spaces.Dict(
+        {"a": spaces.Box(0, bounds, dtype=np.uint8), "b": spaces.Box(0, 7, (2,), np.uint8), "c": spaces.Box(0, 1, (2,))}
+    )
+    (note,) = spec_of(space, actions).notes
+    assert note.startswith("observation key a: bytes are divided by the largest bound, 250, beside which ")

@@ -31,13 +31,15 @@ from appo.algorithms.runtime.algorithm import Context
 from appo.algorithms.runtime.device_of import device_of
 from appo.envs.spec import ActionPart, ActionSpec, EnvSpec, ObservationSpec
 algorithm = find_algorithm(sys.argv[1])
-spec = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((ActionPart("categorical", 2),)))
+action = ActionPart("tanh_gaussian" if sys.argv[1] == "SAC" else "categorical", 2)
+spec = EnvSpec({"obs": ObservationSpec((4,), "float32")}, ActionSpec((action,)))
 context = Context(spec, algorithm.flags(), ModelConfig(use_rnn=False), "fp32", "cpu", seeds=np.random.SeedSequence(1))
 before = set(sys.modules)
 algorithm.make_policy(context, algorithm.make_model(context))
 algorithm.make_learner(context, algorithm.make_model(context), device_of("cpu"))
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] == "appo"))
 """
+OTHERS = ("PPO", "A3C", "APEX", "SAC", "PQN")
 UNPICKLED = {run_process.__module__, Blueprint.__module__, Config.__module__, APPO.__module__}
 
 
@@ -56,6 +58,6 @@ def test_the_plan_of_a_process_is_of_modules_that_are_there() -> None:
     assert missing("APPO")[0] == "[]"
 
 
-@pytest.mark.parametrize("name", ["APPO", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PPO", "A3C"))])
+@pytest.mark.parametrize("name", ["APPO", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_child_imports_nothing_of_ours_for_its_network(name: str) -> None:
     assert missing(name)[1] == "[]"

@@ -170,6 +170,7 @@ def test_ranks_divide_the_cores_of_every_machine(cores: int, size: int) -> None:
         (["--algo=A3C", "--device=cpu"], "are for APPO, PPO, APEX and SAC, not --algo=A3C"),
         (["--algo=examples.spo:SPO"], "are for APPO, PPO, APEX and SAC, not --algo=examples.spo:SPO"),
         (["--algo=APEX", "--save_replay"], "--save_replay does not go with --num_learners=2"),
+        (["--algo=BC", "--input=x"], "are for APPO, PPO, APEX and SAC, not --algo=BC"),
         (["--algo=SAC", "--input=x"], "--input does not go with --num_learners=2"),
         (["--output=x"], "--output does not go with --num_learners=2"),
         (

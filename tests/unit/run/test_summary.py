@@ -156,7 +156,7 @@ def test_a_policy_that_never_learns_has_no_best_return(tmp_path: Path) -> None:
 
 
 def test_the_first_episodes_to_end_are_not_the_best_return(tmp_path: Path) -> None:
-    metrics = [one | {"perf/episodes": 60 * place} for place, one in enumerate(reports(9.0, 8.0, 3.0, 2.0))]
+    metrics = [one | {"reward/episodes": 60 * place} for place, one in enumerate(reports(9.0, 8.0, 3.0, 2.0))]
     directory = write_run(tmp_path / "a", config=flags(stats_avg=100), status={"state": "failed"}, metrics=metrics)
     assert found(directory).best_return == 3.0
     directory = write_run(tmp_path / "b", config=flags(stats_avg=200), status={"state": "failed"}, metrics=metrics)

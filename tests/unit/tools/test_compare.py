@@ -63,7 +63,7 @@ mean return after
 
 
 def test_the_best_return_is_of_a_full_window(folder: Path, capsys) -> None:
-    metrics = [record(i, i, value) | {"perf/episodes": 60 * i} for i, value in enumerate((9.0, 8.0, 3.0, 2.0))]
+    metrics = [record(i, i, value) | {"reward/episodes": 60 * i} for i, value in enumerate((9.0, 8.0, 3.0, 2.0))]
     write_run(folder / "lucky", config={"env": "CartPole-v1"}, status={"state": "finished"}, metrics=metrics)
     assert cli.run("compare", ["train_dir/slow", str(folder / "lucky"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"]["best_return"] == [100.0, 3.0]

@@ -73,7 +73,7 @@ def test_tags_of_one_policy(watched: Watched) -> None:
         "perf/samples_per_second": 250.0,
         "train/loss": 0.375,
         "train/policy_lag_mean": 1.5,
-        "reward/mean": 2.5, "reward/min": 1.0, "reward/max": 4.0,
+        "reward/mean": 2.5, "reward/min": 1.0, "reward/max": 4.0, "reward/episodes": 2.0,
         "len/mean": 20.0, "len/min": 10.0, "len/max": 30.0,
         "stats/true_reward/mean": 7.0, "stats/true_reward/min": 7.0, "stats/true_reward/max": 7.0,
     }  # fmt: skip
