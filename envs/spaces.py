@@ -86,8 +86,9 @@ def spec_of(
 def _unlike_bytes(space: Space) -> Iterator[str]:
     """Yield a line for every vector of bytes with unlike bounds: networks divide all entries by the largest one."""
     for key, leaf in flat_observation_spaces(space):
-        is_vector = isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) < 3
-        if is_vector and (leaf.high != (most := leaf.high.max(initial=0))).any():
+        if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8 or len(leaf.shape) > 2:
+            continue
+        if (leaf.high != (most := leaf.high.max(initial=0))).any():
             yield (
                 f"observation key {key}: bytes are divided by the largest bound, {most}, beside which entries with"
                 " smaller bounds hardly count: declare float32, each entry of which --normalize_input normalizes"
