@@ -203,7 +203,7 @@ def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: 
         "num_minibatches_to_accumulate": accumulate,
         "report_interval_seconds": 0.5,
     }
-    run = run_command(tmp_path / "run", failpoints="learner.batch:sleep=0.1", **flags)
+    run = run_command(tmp_path / "run", failpoints="learner.batch:sleep=0.3", **flags)
     assert run.returncode == 0, run.stderr
     batches_waiting = accumulate // MINIBATCHES
     slots_per_group = max(2, 1 + batches_waiting * COLUMNS // (2 * ENVS)) if accumulate else COLUMNS // (2 * ENVS)
@@ -221,4 +221,4 @@ def test_a_slow_learner_bounds_the_lag_by_the_slots(tmp_path: Path, accumulate: 
     totals = run.totals
     assert totals["in_flight"] <= (slots * ENVS + COLUMNS) * ROLLOUT
     assert totals["actors_collected"] - totals["samples"] == totals["in_flight"] + totals["discarded"]
-    assert run.metrics[-1]["elapsed_seconds"] >= 0.1 * totals["batches"]
+    assert run.metrics[-1]["elapsed_seconds"] >= 0.3 * totals["batches"]
