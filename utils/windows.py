@@ -24,7 +24,8 @@ class RateMeter:
     def rates(self, now: float = -math.inf) -> dict[float, float]:
         """Return counts per second by window length in seconds; nan before two pairs at different times.
 
-        A count that has been silent for longer than its pairs are apart counts as unchanged until `now`.
+        If the last pair is older than the window, and than the time between the pairs kept, the count is taken as
+        unchanged until `now`: the rate falls.
         """
         rates = dict.fromkeys(self._windows, math.nan)
         for seconds, points in self._windows.items():

@@ -506,7 +506,7 @@ def _check_apart(config: Config) -> None:
 
 
 def _check_datasets(config: Config) -> None:
-    """Refuse policies of which some read datasets alone, and bins with datasets, which have numbers."""
+    """Refuse datasets alone for some policies only, and bins with datasets, which contain numbers."""
     algorithm, bins = find_algorithm(config.run.algo), config.env.continuous_as_bins
     learning = [replace(config.learning, **values) for values in config.per_policy]
     if any(type(algorithm.variant(one)) is not type(config.algorithm) for one in learning):

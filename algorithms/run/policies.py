@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def shaping_of(config: Config, spec: EnvSpec) -> Mapping[str, Any]:
-    """Return the environment's coefficients of rewards; warn if they change what the best checkpoint is chosen by."""
-    if config.algorithm.replays:  # which keeps rewards as they were: with other coefficients it would mix several tasks
+    """Return the environment's coefficients of rewards; warn if mutated ones decide about the best checkpoint."""
+    if config.algorithm.replays:  # a replay keeps rewards of earlier coefficients, and would mix several tasks
         return {}
     keeps_best = config.run.save_best_after >= 0 and config.run.save_best_metric.startswith("reward/")
     if spec.reward_shaping and config.population.with_pbt and keeps_best:
