@@ -90,8 +90,8 @@ def _unlike_bytes(space: Space) -> Iterator[str]:
             continue
         if (leaf.high != (most := leaf.high.max(initial=0))).any():
             yield (
-                f"observation key {key}: bytes are divided by the largest bound, {most}, beside which entries with"
-                " smaller bounds hardly count: declare float32, each entry of which --normalize_input normalizes"
+                f"bytes of the observation key {key} are divided by the largest bound, {most}: entries with smaller"
+                " bounds hardly count; declare float32, each entry of which --normalize_input normalizes"
             )
 
 

@@ -169,4 +169,4 @@ def test_bytes_with_unlike_bounds_are_told() -> None:
         {"a": spaces.Box(0, bounds, dtype=np.uint8), "b": spaces.Box(0, 7, (2,), np.uint8), "c": spaces.Box(0, 1, (2,))}
     )
     (note,) = spec_of(space, actions).notes
-    assert note.startswith("observation key a: bytes are divided by the largest bound, 250, beside which ")
+    assert note.startswith("bytes of the observation key a are divided by the largest bound, 250: ")
